@@ -1,0 +1,1 @@
+//! Shapes and set-up shared by the benches.
