@@ -1,0 +1,76 @@
+//! Stored formats of weights: reading them, and packing into them.
+//!
+//! [`unpack`] turns the bytes of any readable type into f32, [`pack`] goes the other way, and [`codes`] gives the integers in
+//! between for products that never see the floats.
+
+pub mod codes;
+mod k_blocks;
+mod plain;
+mod small_blocks;
+
+use ironloom_core::DType;
+
+use crate::{Error, Result};
+
+/// The packed types that can be read.
+const BLOCK_TYPES: &str = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K";
+/// All types that can be read.
+const READABLE_TYPES: &str = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K";
+
+/// Unpacks stored weights into f32.
+///
+/// `bytes` is whole blocks of `dtype`, and `out` has one entry per weight they hold. Each GGML block evaluates the formula of
+/// its type with every operation rounded to f32 in the format's own order, so the values are bit for bit those of the
+/// reference reader.
+///
+/// ```
+/// use ironloom_core::DType;
+/// let mut weights = [0.0; 2];
+/// ironloom_quant::unpack(DType::BF16, &[0x80, 0x3f, 0x00, 0xc0], &mut weights).unwrap();
+/// assert_eq!(weights, [1.0, -2.0]);
+/// ```
+///
+/// # Errors
+/// `dtype` is not a weight type, `bytes` is not whole blocks, or `out` has another length than they hold.
+pub fn unpack(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+    let layout = codes::layout(dtype);
+    if layout.is_none() && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(Error::Unsupported { operation: "unpack", dtype, supported: READABLE_TYPES });
+    }
+    if !bytes.len().is_multiple_of(dtype.block_bytes()) {
+        return Err(Error::NotWhole { what: "packed bytes", unit: dtype.block_bytes(), found: bytes.len() });
+    }
+    let expected = bytes.len() / dtype.block_bytes() * dtype.block_elements();
+    if out.len() != expected {
+        return Err(Error::Length { what: "unpacked weights", expected, found: out.len() });
+    }
+    let Some(layout) = layout else {
+        plain::widen(dtype, bytes, out);
+        return Ok(());
+    };
+    // Batches of 1024 weights stay in the first-level cache between the two passes.
+    let (mut codes, mut scales, mut mins) = ([0; BATCH], [0.0; BATCH / 16], [0.0; BATCH / 16]);
+    let batch_bytes = BATCH / dtype.block_elements() * dtype.block_bytes();
+    for (bytes, out) in bytes.chunks(batch_bytes).zip(out.chunks_mut(BATCH)) {
+        let groups = out.len() / layout.group;
+        let (codes, scales, mins) = (&mut codes[..out.len()], &mut scales[..groups], &mut mins[..groups]);
+        codes::unpack_codes(dtype, bytes, codes, scales, mins)?;
+        match layout.group {
+            16 => affine::<16>(codes, scales, mins, out),
+            _ => affine::<32>(codes, scales, mins, out),
+        }
+    }
+    Ok(())
+}
+
+/// Weights unpacked at a time: whole blocks of every type.
+const BATCH: usize = 1024;
+
+fn affine<const GROUP: usize>(codes: &[i8], scales: &[f32], mins: &[f32], out: &mut [f32]) {
+    let groups = codes.as_chunks::<GROUP>().0.iter().zip(out.as_chunks_mut::<GROUP>().0);
+    for ((codes, out), (&scale, &min)) in groups.zip(scales.iter().zip(mins)) {
+        for (out, &code) in out.iter_mut().zip(codes) {
+            *out = scale * f32::from(code) + min;
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Plain element types: F32, F16 and BF16, little endian.
+//!
+//! Widening to f32 is exact. Narrowing rounds to nearest, ties to even, and refuses what would become infinite.
+
+use half::{bf16, f16};
+use ironloom_core::DType;
+
+use crate::{Error, Result};
+
+/// The FP16 number at byte `offset` of a block.
+pub(super) fn f16_at(block: &[u8], offset: usize) -> f32 {
+    f16::from_le_bytes([block[offset], block[offset + 1]]).to_f32()
+}
+
+/// Widens little-endian floats of `dtype` (F32, F16 or BF16); the lengths agree.
+pub(super) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_le_bytes(bytes);
+            }
+        }
+        DType::F16 => {
+            for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f16::from_le_bytes(bytes).to_f32();
+            }
+        }
+        _ => {
+            for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *out = f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16);
+            }
+        }
+    }
+}
+
+/// Narrows finite numbers to `dtype` (F32, F16 or BF16).
+///
+/// # Errors
+/// A number rounds to infinity in `dtype`.
+pub(super) fn narrow(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
+    let limit = match dtype {
+        DType::F32 => return Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        DType::F16 => f16::MAX.to_f32(),
+        _ => bf16::MAX.to_f32(),
+    };
+    let mut packed = Vec::with_capacity(2 * values.len());
+    for (index, &value) in values.iter().enumerate() {
+        let (bytes, finite) = match dtype {
+            DType::F16 => (f16::from_f32(value).to_le_bytes(), f16::from_f32(value).is_finite()),
+            _ => (bf16::from_f32(value).to_le_bytes(), bf16::from_f32(value).is_finite()),
+        };
+        if !finite {
+            return Err(Error::OutOfRange { index, value, dtype, limit });
+        }
+        packed.extend_from_slice(&bytes);
+    }
+    Ok(packed)
+}
