@@ -6,7 +6,8 @@ Writes, for each case of `CASES`, a folder `models/<case>/` that looks like a ch
 
 The weights come from NumPy's PCG64 seeded by the case's name, so they do not depend on PyTorch's generator. The prompts
 are searched for, not fixed: the first seed is taken whose greedy steps and expert choices all have clear margins
-(`GREEDY_MARGIN`, `ROUTER_MARGIN`), so a correct implementation in another order of sums cannot flip one.
+(`GREEDY_MARGIN`, `ROUTER_MARGIN`), so a correct implementation in another order of sums cannot flip one, and whose
+continuation does not settle on repeating itself (`DIFFERENT_IDS`).
 """
 
 import copy
@@ -21,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils.logging import disable_progress_bar
 
 import gguf_twins
 from cases import CASES, FULL_SIZE, ROPE_TABLES
@@ -29,25 +31,33 @@ from reference_models import REFERENCES, parameter_counts
 ROOT = Path(__file__).resolve().parent / "models"
 GREEDY_STEPS = 24
 GREEDY_MARGIN = 5e-3
+DIFFERENT_IDS = 8
 ROUTER_MARGIN = 1e-4
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}  # the written-out code, no fused kernels
 
 
 def seeded(*words):
     return np.random.Generator(np.random.PCG64(zlib.crc32("/".join(words).encode())))
 
 
-def fill(model, case, norm_centre):
-    """Gives every parameter values that matter: a norm, bias or router at its usual start would hide a missing one."""
+def fill(model, case, norm_centre, tied):
+    """Gives every parameter values that matter: a norm, bias or router at its usual start would hide a missing one.
+
+    A tied model favours its own last id as far as the embedding outweighs the layers; its embedding is small and its last
+    norm large, so that the layers decide.
+    """
     for name, parameter in sorted(model.named_parameters()):
         generator = seeded(case, name)
         shape = tuple(parameter.shape)
         values = generator.standard_normal(shape)
-        if name.endswith("norm.weight"):
+        if name == "model.norm.weight" and tied:
+            values = norm_centre + 2.0 + 0.4 * values
+        elif name.endswith("norm.weight"):
             values = norm_centre + 0.2 * values
         elif name.endswith(".bias"):
             values = 0.3 * values
         elif any(word in name for word in ("embed", "lm_head", "output.weight")):
-            values = 0.2 * values
+            values = (0.06 if tied else 0.2) * values
         elif name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate.weight")):
             values = values * 2.0 / np.sqrt(shape[-1])
         else:
@@ -117,7 +127,8 @@ def expect(reference, case, config, lengths):
             continuation, top_two, router_later = greedy(reference, ids, chosen)
             gaps = top_two[:, 0] - top_two[:, 1]
             router = min(router, router_later)
-            if gaps.min() > GREEDY_MARGIN and router > ROUTER_MARGIN:
+            varied = len(set(continuation.tolist())) >= DIFFERENT_IDS
+            if gaps.min() > GREEDY_MARGIN and router > ROUTER_MARGIN and varied:
                 break
         else:
             raise SystemExit(f"{case}: no prompt with clear margins among 200 seeds")
@@ -158,8 +169,9 @@ def build(case, config):
         model = REFERENCES[config["model_type"]](config)
     else:
         parsed = AutoConfig.for_model(config["model_type"]).from_dict(copy.deepcopy(config))
-        model = AutoModelForCausalLM.from_config(parsed, attn_implementation="eager", dtype=torch.float32)
-    fill(model, case, norm_centre=0.0 if config["model_type"].startswith("gemma") else 1.0)
+        model = AutoModelForCausalLM.from_config(parsed, dtype=torch.float32, **PLAIN)
+    gemma = config["model_type"].startswith("gemma")
+    fill(model, case, norm_centre=0.0 if gemma else 1.0, tied=config.get("tie_word_embeddings", gemma))
     if config.get("torch_dtype") == "bfloat16":
         round_to_bfloat16(model)
     return model
@@ -196,7 +208,7 @@ def reload_and_compare(folder, config_name, config, case, expected):
             copy_of = Path(copy_of)
             (copy_of / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
             (copy_of / "config.json").write_text((folder / config_name).read_text())
-            model = AutoModelForCausalLM.from_pretrained(copy_of, attn_implementation="eager", dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(copy_of, dtype=torch.float32, **PLAIN)
     reference = Reference(model)
     for sequence in ("short", "long"):
         again = reference.logits(expected[f"{sequence}.input_ids"].long())
@@ -268,6 +280,7 @@ def make_full_size_configs():
 
 def main():
     wanted = sys.argv[1:] or [*CASES, "rope", "full-size"]
+    disable_progress_bar()
     torch.set_num_threads(1)  # one order of sums: the same bits whatever machine runs this
     for name in wanted:
         if name == "rope":
