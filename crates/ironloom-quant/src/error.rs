@@ -59,6 +59,33 @@ pub enum Error {
         /// The largest magnitude that fits.
         limit: f32,
     },
+    /// The sizes of a matrix product do not agree.
+    #[error(
+        "product {index}: x of {n} rows has length {x} and out has length {out}; the matrix is [{rows}, {cols}], so x must be \
+         [{n}, {cols}] (the same for all products of a call) and out [{n}, {rows}]"
+    )]
+    Product {
+        /// Which product of the call.
+        index: usize,
+        /// Rows of x.
+        n: usize,
+        /// Length of x.
+        x: usize,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+        /// Length of the output.
+        out: usize,
+    },
+    /// A matrix has no such row.
+    #[error("row {row} of a matrix of {rows} rows")]
+    Row {
+        /// The row asked for.
+        row: usize,
+        /// Rows there are.
+        rows: usize,
+    },
     /// A size or a block count that the lower room refuses.
     #[error(transparent)]
     Core(#[from] ironloom_core::Error),

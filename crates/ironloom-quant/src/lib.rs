@@ -3,6 +3,8 @@
 
 mod error;
 pub mod formats;
+pub mod packed;
 
 pub use error::{Error, Result};
-pub use formats::unpack;
+pub use formats::{pack, unpack};
+pub use packed::{PackedMatrix, Product, WeightFormat, matmul};

@@ -52,13 +52,7 @@ pub fn layout(dtype: DType) -> Option<CodeLayout> {
 ///
 /// # Errors
 /// `dtype` has no [`layout`], or the lengths do not agree.
-pub fn unpack_codes(
-    dtype: DType,
-    bytes: &[u8],
-    codes: &mut [i8],
-    scales: &mut [f32],
-    mins: &mut [f32],
-) -> Result<()> {
+pub fn unpack_codes(dtype: DType, bytes: &[u8], codes: &mut [i8], scales: &mut [f32], mins: &mut [f32]) -> Result<()> {
     let Some(CodeLayout { group, .. }) = layout(dtype) else {
         return Err(Error::Unsupported { operation: "unpack codes of", dtype, supported: super::BLOCK_TYPES });
     };

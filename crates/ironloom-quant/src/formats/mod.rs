@@ -5,7 +5,10 @@
 
 pub mod codes;
 mod k_blocks;
+mod pack_blocks;
+mod pack_k_blocks;
 mod plain;
+mod scale_search;
 mod small_blocks;
 
 use ironloom_core::DType;
@@ -16,6 +19,9 @@ use crate::{Error, Result};
 const BLOCK_TYPES: &str = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K";
 /// All types that can be read.
 const READABLE_TYPES: &str = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K";
+
+/// The types that can be packed into.
+const PACKABLE_TYPES: &str = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q6_K";
 
 /// Unpacks stored weights into f32.
 ///
@@ -61,6 +67,77 @@ pub fn unpack(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Packs weights into a stored type, with the least squared error that the search finds.
+///
+/// Works on F32, F16, BF16 (rounded to nearest even) and on Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q6_K, block by block: packing a
+/// part of the weights that is whole blocks gives that part of the bytes.
+///
+/// ```
+/// use ironloom_core::DType;
+/// let weights: Vec<f32> = (0..32).map(|i| i as f32 - 16.0).collect();
+/// let packed = ironloom_quant::pack(DType::Q8_0, &weights).unwrap();
+/// assert_eq!(packed.len(), 34);
+/// ```
+///
+/// # Errors
+/// The type cannot be packed into, `values` is not whole blocks of it, or a weight is not finite or too large for it.
+pub fn pack(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
+    let Some(limit) = pack_limit(dtype) else {
+        return Err(Error::Unsupported { operation: "pack into", dtype, supported: PACKABLE_TYPES });
+    };
+    let bytes = dtype.bytes_for(values.len())?;
+    check_finite(values)?;
+    if let Some(index) = values.iter().position(|value| value.abs() > limit) {
+        return Err(Error::OutOfRange { index, value: values[index], dtype, limit });
+    }
+    let mut packed = Vec::with_capacity(bytes);
+    match dtype {
+        DType::Q4_0 => each_block(values, &mut packed, pack_blocks::q4_0),
+        DType::Q4_1 => each_block(values, &mut packed, pack_blocks::q4_1),
+        DType::Q5_0 => each_block(values, &mut packed, pack_blocks::q5_0),
+        DType::Q5_1 => each_block(values, &mut packed, pack_blocks::q5_1),
+        DType::Q8_0 => each_block(values, &mut packed, pack_blocks::q8_0),
+        DType::Q4_K => each_block(values, &mut packed, pack_k_blocks::q4_k),
+        DType::Q6_K => each_block(values, &mut packed, pack_k_blocks::q6_k),
+        _ => plain::narrow(dtype, values, &mut packed),
+    }
+    Ok(packed)
+}
+
+/// The largest magnitude whose scale FP16 can hold, or that the plain type can; `None` for types that are not packed into.
+fn pack_limit(dtype: DType) -> Option<f32> {
+    Some(match dtype {
+        DType::F32 => f32::MAX,
+        DType::BF16 => half::bf16::MAX.to_f32(),
+        // A minimum is stored as it is.
+        DType::F16 | DType::Q4_1 | DType::Q5_1 => F16_MAX,
+        DType::Q4_0 => 7.0 * F16_MAX,
+        DType::Q5_0 => 15.0 * F16_MAX,
+        DType::Q8_0 => 127.0 * F16_MAX,
+        DType::Q4_K => 63.0 * F16_MAX,
+        DType::Q6_K => 127.0 * 31.0 * F16_MAX,
+        _ => return None,
+    })
+}
+
+/// The largest FP16 number.
+const F16_MAX: f32 = 65_504.0;
+
+fn check_finite(values: &[f32]) -> Result<()> {
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(index) => Err(Error::NotFinite { index, value: values[index] }),
+        None => Ok(()),
+    }
+}
+
+fn each_block<const ELEMENTS: usize>(
+    values: &[f32],
+    packed: &mut Vec<u8>,
+    pack: impl Fn(&[f32; ELEMENTS], &mut Vec<u8>),
+) {
+    values.as_chunks().0.iter().for_each(|values| pack(values, packed));
 }
 
 /// Weights unpacked at a time: whole blocks of every type.

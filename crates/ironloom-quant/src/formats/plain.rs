@@ -1,11 +1,9 @@
 //! Plain element types: F32, F16 and BF16, little endian.
 //!
-//! Widening to f32 is exact. Narrowing rounds to nearest, ties to even, and refuses what would become infinite.
+//! Widening to f32 is exact. Narrowing rounds to nearest, ties to even.
 
 use half::{bf16, f16};
 use ironloom_core::DType;
-
-use crate::{Error, Result};
 
 /// The FP16 number at byte `offset` of a block.
 pub(super) fn f16_at(block: &[u8], offset: usize) -> f32 {
@@ -33,26 +31,11 @@ pub(super) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Narrows finite numbers to `dtype` (F32, F16 or BF16).
-///
-/// # Errors
-/// A number rounds to infinity in `dtype`.
-pub(super) fn narrow(dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
-    let limit = match dtype {
-        DType::F32 => return Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect()),
-        DType::F16 => f16::MAX.to_f32(),
-        _ => bf16::MAX.to_f32(),
-    };
-    let mut packed = Vec::with_capacity(2 * values.len());
-    for (index, &value) in values.iter().enumerate() {
-        let (bytes, finite) = match dtype {
-            DType::F16 => (f16::from_f32(value).to_le_bytes(), f16::from_f32(value).is_finite()),
-            _ => (bf16::from_f32(value).to_le_bytes(), bf16::from_f32(value).is_finite()),
-        };
-        if !finite {
-            return Err(Error::OutOfRange { index, value, dtype, limit });
-        }
-        packed.extend_from_slice(&bytes);
+/// Narrows to `dtype` (F32, F16 or BF16) numbers that do not exceed its range.
+pub(super) fn narrow(dtype: DType, values: &[f32], packed: &mut Vec<u8>) {
+    match dtype {
+        DType::F32 => packed.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        DType::F16 => packed.extend(values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes())),
+        _ => packed.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes())),
     }
-    Ok(packed)
 }
