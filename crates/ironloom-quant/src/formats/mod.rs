@@ -1,9 +1,12 @@
 //! Stored formats of weights: reading them, and packing into them.
 //!
 //! [`unpack`] turns the bytes of any readable type into f32, [`pack`] goes the other way, and [`codes`] gives the integers in
-//! between for products that never see the floats.
+//! between for products that never see the floats. [`int8_rows`] and [`blocks64`] are formats that Ironloom holds weights in
+//! itself; they know rows, so their scales are slices of their own beside the codes.
 
+pub mod blocks64;
 pub mod codes;
+pub mod int8_rows;
 mod k_blocks;
 mod pack_blocks;
 mod pack_k_blocks;
