@@ -436,6 +436,13 @@ CASES = {
         "same_answers": ["config.rope_parameters.json"],
         "twin": True,
     },
+    # From 4B on, the global layers are scaled and the local ones are not; a GGUF file says only `rope.scaling.*`.
+    "gemma3-linear": {
+        "config": changed(GEMMA3, {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}),
+        "weights_of": "gemma3",
+        "lengths": WINDOW_LENGTHS,
+        "twin": True,
+    },
     "gemma3-pattern": {
         "config": GEMMA3_PATTERN,
         "lengths": WINDOW_LENGTHS,
