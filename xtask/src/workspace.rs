@@ -1,0 +1,137 @@
+//! Where the workspace is, what it holds, and how its cargo is called.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// The workspace's top folder.
+pub(crate) fn root() -> &'static Path {
+    // The manifest of this crate is one folder below the top.
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
+/// The folder of build outputs.
+pub(crate) fn target() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(folder) => root().join(folder),
+        None => root().join("target"),
+    }
+}
+
+/// A cargo command that runs at the top of the workspace.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Builds this program again with the libraries in it and runs the same command there.
+#[cfg(not(feature = "engine"))]
+pub(crate) fn run_with_engine(profile: &[&str]) -> Result<()> {
+    let mut command = cargo(&["run", "--quiet", "--package", "xtask", "--features", "engine"]);
+    command.args(profile).arg("--").args(std::env::args_os().skip(1));
+    let status = command.status().context("cannot start cargo")?;
+    // What went wrong has been said there.
+    std::process::exit(status.code().unwrap_or(1));
+}
+
+/// What a git command prints, without the last line's end.
+pub(crate) fn git(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("git").args(arguments).current_dir(root()).output().context("cannot start git")?;
+    if !output.status.success() {
+        bail!("git {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8(output.stdout).context("git printed text that is not UTF-8")?.trim_end().to_owned())
+}
+
+/// The commit that is checked out, with `+` behind it when files have changed since; `unknown` outside of a repository.
+#[cfg(feature = "engine")]
+pub(crate) fn commit() -> String {
+    let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_ok_and(|status| !status.is_empty());
+    if changed { commit + "+" } else { commit }
+}
+
+/// Every file of the workspace that git tracks or would track, relative to [`root`], sorted.
+pub(crate) fn files() -> Result<Vec<PathBuf>> {
+    let listed = git(&["ls-files", "--cached", "--others", "--exclude-standard", "-z"])?;
+    let mut files: Vec<PathBuf> = listed.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from).collect();
+    // A tracked file that was deleted is still listed.
+    files.retain(|file| root().join(file).is_file());
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+/// One crate of the workspace.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) manifest_path: PathBuf,
+    pub(crate) dependencies: Vec<Dependency>,
+    pub(crate) targets: Vec<Target>,
+    /// Registries it may be published to: `None` is any, an empty list is none.
+    pub(crate) publish: Option<Vec<String>>,
+}
+
+/// One entry of a crate's dependency tables.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    /// The folder, for a crate of this workspace.
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// One thing a crate builds.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Target {
+    pub(crate) kind: Vec<String>,
+    pub(crate) src_path: PathBuf,
+}
+
+impl Package {
+    /// The crate's folder, relative to [`root`].
+    pub(crate) fn folder(&self) -> PathBuf {
+        let folder = self.manifest_path.parent().unwrap_or(&self.manifest_path);
+        folder.strip_prefix(root()).unwrap_or(folder).to_owned()
+    }
+
+    /// Whether it is made for others to depend on.
+    pub(crate) fn is_published(&self) -> bool {
+        self.publish.as_ref().is_none_or(|registries| !registries.is_empty())
+    }
+}
+
+/// The crates of this workspace.
+pub(crate) fn packages() -> Result<Vec<Package>> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
+    let output = cargo(&["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .output()
+        .context("cannot start cargo metadata")?;
+    if !output.status.success() {
+        bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("cargo metadata printed something new")?;
+    Ok(metadata.packages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_crate_is_found_with_its_files() {
+        let packages = packages().unwrap();
+        let xtask = packages.iter().find(|package| package.name == "xtask").unwrap();
+        assert_eq!(xtask.folder(), Path::new("xtask"));
+        assert!(!xtask.is_published());
+        assert!(files().unwrap().contains(&PathBuf::from("xtask/src/main.rs")));
+    }
+}
