@@ -192,8 +192,9 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_tensors(path, tensors, metadata=None):
-    save_file(tensors, path, metadata=metadata or {"format": "pt"})
+def write_tensors(path, tensors, report=None):
+    # One metadata entry, for the order of several is not fixed and the file would differ from run to run.
+    save_file(tensors, path, metadata={"report": json.dumps(report)} if report else {"format": "pt"})
     if path.stat().st_size >= 1_000_000:
         raise SystemExit(f"{path} has {path.stat().st_size} bytes; golden files stay under 1 MB")
 
