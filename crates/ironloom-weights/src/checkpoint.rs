@@ -21,7 +21,7 @@ pub struct Checkpoint {
     files: Vec<Arc<MappedFile>>,
     tensors: Vec<StoredTensor>,
     /// Numbers of tensors in the order of their names. A sorted list needs no second copy of the names.
-    by_name: Vec<u32>,
+    by_name: Vec<usize>,
 }
 
 /// The format of an opened model.
@@ -91,8 +91,8 @@ impl Checkpoint {
         files: Vec<Arc<MappedFile>>,
         tensors: Vec<StoredTensor>,
     ) -> Result<Self> {
-        let mut by_name: Vec<u32> = (0u32..).take(tensors.len()).collect();
-        let name = |number: u32| tensors[number as usize].info.name.as_str();
+        let mut by_name: Vec<usize> = (0..tensors.len()).collect();
+        let name = |number: usize| tensors[number].info.name.as_str();
         by_name.sort_unstable_by(|&a, &b| name(a).cmp(name(b)));
         if let Some(pair) = by_name.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
             return Err(Error::DuplicateTensor { path, tensor: name(pair[0]).to_owned() });
@@ -188,9 +188,9 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str) -> Option<&StoredTensor> {
-        let at = |&number: &u32| self.tensors[number as usize].info.name.as_str().cmp(name);
+        let at = |&number: &usize| self.tensors[number].info.name.as_str().cmp(name);
         let position = self.by_name.binary_search_by(at).ok()?;
-        self.tensors.get(self.by_name[position] as usize)
+        self.tensors.get(self.by_name[position])
     }
 
     fn bytes_of(&self, stored: &StoredTensor) -> Option<HostBuffer> {

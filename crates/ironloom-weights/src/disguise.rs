@@ -34,9 +34,8 @@ impl Disguise {
     pub fn detect(start: &[u8]) -> Option<Self> {
         let text = start.trim_ascii_start();
         let text = text.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(text);
-        let begins = |prefix: &str| {
-            text.get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix.as_bytes()))
-        };
+        let begins =
+            |prefix: &str| text.get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix.as_bytes()));
         if ["<!doctype", "<html", "<head", "<?xml", "<!--"].into_iter().any(begins) {
             return Some(Self::WebPage);
         }

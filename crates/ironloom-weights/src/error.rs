@@ -68,6 +68,9 @@ pub enum Error {
         path.display(), found.as_ref().map(|name| format!(", found {name}")).unwrap_or_default()
     )]
     NoWeights { path: PathBuf, found: Option<String> },
+    /// Shards without their index.
+    #[error("{} holds shards of a model ({shard}) and no index: download model.safetensors.index.json too", path.display())]
+    NoIndex { path: PathBuf, shard: String },
     /// A folder with several candidates.
     #[error("{} holds several models ({}): give the path of one of them", path.display(), candidates.join(", "))]
     SeveralWeights { path: PathBuf, candidates: Vec<String> },
@@ -191,6 +194,24 @@ pub enum Error {
     /// A metadata value is of another kind than was asked for.
     #[error("{}: metadata key {key:?} should be {wanted}, and is {found}", origin_name(origin))]
     WrongKind { origin: Option<Arc<Path>>, key: String, wanted: &'static str, found: String },
+    /// A tensor to write has bytes that aren't what its type and shape take.
+    #[error("tensor {tensor:?} is {dtype} {shape} ({expected} bytes), and {found} bytes were given to write")]
+    NewTensorLength { tensor: String, dtype: DType, shape: ironloom_core::Shape, expected: u64, found: u64 },
+    /// The maker of a tensor to write failed.
+    #[error("cannot make tensor {tensor:?} to write: {source}")]
+    NewTensor { tensor: String, source: crate::MakeError },
+    /// A name that the format keeps for itself.
+    #[error("{}: no tensor can have the name {tensor:?} in a safetensors file", path.display())]
+    ReservedName { path: PathBuf, tensor: String },
+    /// safetensors metadata are strings.
+    #[error("{}: metadata key {key:?} is {found}, and safetensors holds strings only", path.display())]
+    StringsOnly { path: PathBuf, key: String, found: &'static str },
+    /// A file in the folder would be read in place of the one to write.
+    #[error("{} would be read in place of the files to write: remove it or choose another folder", path.display())]
+    InTheWay { path: PathBuf },
+    /// A size or shape that the crate below refuses.
+    #[error(transparent)]
+    Core(ironloom_core::Error),
     /// A name that leads out of the model's folder.
     #[error("{name:?} is not a plain file name")]
     FileName { name: String },
@@ -236,7 +257,7 @@ impl From<ironloom_core::Error> for Error {
     fn from(error: ironloom_core::Error) -> Self {
         match error {
             ironloom_core::Error::Read { path, source } => Self::Read { path, source },
-            other => Self::Read { path: PathBuf::new(), source: std::io::Error::other(other) },
+            other => Self::Core(other),
         }
     }
 }

@@ -4,11 +4,11 @@
 //! offsets, follow each other without overlap; each starts at the first multiple of the alignment (1 for safetensors) after the
 //! one before, and the last one ends at the file's end, give or take its padding.
 
-use std::path::Path;
+use std::{collections::HashSet, ops::RangeInclusive, path::Path};
 
 use ironloom_core::{DType, Shape};
 
-use crate::{Error, Place, Result, checkpoint::StoredTensor};
+use crate::{Error, Format, Place, Result, TensorInfo, checkpoint::StoredTensor, safetensors::METADATA_NAME};
 
 /// The shape and the byte size of a tensor with these dimensions, outermost first.
 pub(crate) fn checked_size(path: &Path, tensor: &str, dtype: DType, dims: &[u64]) -> Result<(Shape, usize)> {
@@ -46,14 +46,14 @@ pub(crate) fn check_tiling(
     alignment: usize,
     size: usize,
 ) -> Result<()> {
-    let mut order: Vec<u32> = (0u32..).take(tensors.len()).collect();
-    order.sort_unstable_by_key(|&number| tensors[number as usize].start);
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_unstable_by_key(|&number| tensors[number].start);
     let (path, start_of_data) = (path.to_owned(), data_start as u64);
     let mut expected = start_of_data;
     let mut end = start_of_data;
     let mut previous: Option<&StoredTensor> = None;
     let mut outside: Option<&StoredTensor> = None;
-    for tensor in order.into_iter().map(|number| &tensors[number as usize]) {
+    for tensor in order.into_iter().map(|number| &tensors[number]) {
         let start = tensor.start as u64;
         let offset = start.saturating_sub(start_of_data);
         let name = || tensor.info.name.clone();
@@ -80,4 +80,40 @@ pub(crate) fn check_tiling(
         return Err(Error::Trailing { path, expected: end, size: size as u64 });
     }
     Ok(())
+}
+
+/// Checks tensors that are to be written as `format`, and gives the bytes each takes.
+pub(crate) fn check_new(
+    path: &Path,
+    tensors: &[&TensorInfo],
+    ranks: RangeInclusive<usize>,
+    format: Format,
+) -> Result<Vec<usize>> {
+    let mut names = HashSet::new();
+    let check = |info: &&TensorInfo| {
+        let (path, tensor) = (|| path.to_owned(), || info.name.clone());
+        if info.name.is_empty() {
+            return Err(Error::NameLength { path: path(), place: Place::Part("a tensor"), length: 0, limit: 65_535 });
+        }
+        if !names.insert(info.name.clone()) {
+            return Err(Error::DuplicateTensor { path: path(), tensor: tensor() });
+        }
+        if matches!(format, Format::Safetensors) && info.name == METADATA_NAME {
+            return Err(Error::ReservedName { path: path(), tensor: tensor() });
+        }
+        if !ranks.contains(&info.shape.rank()) {
+            let (found, limits) = (info.shape.rank() as u64, ranks.clone());
+            return Err(Error::Rank { path: path(), tensor: tensor(), found, limits });
+        }
+        let writable = match format {
+            Format::Gguf { .. } => info.dtype.gguf_id().is_some(),
+            Format::Safetensors => !info.dtype.is_packed(),
+        };
+        if !writable {
+            return Err(Error::UnknownType { path: path(), tensor: tensor(), dtype: info.dtype.to_string(), format });
+        }
+        let dims: Vec<u64> = info.shape.dims().iter().map(|&dim| dim as u64).collect();
+        checked_size(&path(), &info.name, info.dtype, &dims).map(|(_, length)| length)
+    };
+    tensors.iter().map(check).collect()
 }

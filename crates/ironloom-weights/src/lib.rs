@@ -33,7 +33,9 @@
 #![deny(missing_docs)]
 
 #[cfg(target_endian = "big")]
-compile_error!("model files hold little-endian numbers, and tensors are used where they lie: a little-endian machine is needed");
+compile_error!(
+    "model files hold little-endian numbers, and tensors are used where they lie: a little-endian machine is needed"
+);
 
 mod checkpoint;
 mod disguise;
@@ -42,6 +44,7 @@ pub mod gguf;
 mod layout;
 mod metadata;
 mod open;
+mod output;
 pub mod safetensors;
 mod value;
 
@@ -51,4 +54,5 @@ pub use error::{Error, Place, Result};
 pub use ironloom_core::{DType, Shape};
 pub use metadata::Metadata;
 pub use open::open;
+pub use output::{MakeError, NewTensor, Progress};
 pub use value::{Array, Strings, Value};

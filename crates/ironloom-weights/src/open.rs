@@ -81,6 +81,9 @@ fn weights_in(folder: &Path) -> Result<PathBuf> {
         match candidates.as_slice() {
             [] => continue,
             [only] => return Ok(folder.join(only)),
+            [shard, ..] if ending == ".safetensors" && shard.contains("-of-") => {
+                return Err(Error::NoIndex { path: folder.to_owned(), shard: (*shard).clone() });
+            }
             _ => {
                 const SHOWN: usize = 5;
                 let more = candidates.len().saturating_sub(SHOWN);

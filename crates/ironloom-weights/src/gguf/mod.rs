@@ -9,11 +9,19 @@
 //! Versions 2 and 3 differ in that 3 may be big-endian, which isn't read here. Format: the GGUF specification of the ggml project.
 
 mod read;
+mod write;
+
+use std::path::Path;
 
 pub(crate) use read::{is_gguf, read};
+pub use write::write;
+
+use crate::{Error, Metadata, Result, TensorInfo, Value};
 
 /// The four bytes a file starts with.
 const MAGIC: &[u8; 4] = b"GGUF";
+/// The version [`write`] writes.
+const VERSION_WRITTEN: u32 = 3;
 /// The metadata key of the alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";
 /// The alignment of a file that doesn't give one.
@@ -40,6 +48,26 @@ mod value_type {
     pub(super) const U64: u32 = 10;
     pub(super) const I64: u32 = 11;
     pub(super) const F64: u32 = 12;
+}
+
+/// The alignment that metadata give: a power of two.
+fn alignment(path: &Path, metadata: &Metadata) -> Result<usize> {
+    match metadata.get(ALIGNMENT_KEY) {
+        None => Ok(DEFAULT_ALIGNMENT as usize),
+        Some(&Value::U32(found)) if found.is_power_of_two() => Ok(found as usize),
+        Some(value) => {
+            let found = match value.as_integer() {
+                Some(integer) => format!("{integer} ({})", value.kind()),
+                None => value.kind().to_owned(),
+            };
+            Err(Error::Alignment { path: path.to_owned(), found })
+        }
+    }
+}
+
+fn overflow(path: &Path, info: &TensorInfo) -> Error {
+    let dims = info.shape.dims().iter().map(|&dim| dim as u64).collect();
+    Error::Overflow { path: path.to_owned(), tensor: info.name.clone(), dims }
 }
 
 /// The ggml project's name of a tensor type that this crate doesn't read.

@@ -10,9 +10,10 @@ use std::{
 
 use ironloom_core::{DType, MappedFile};
 
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NESTING, value_type};
+use super::{MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NESTING, alignment, overflow, value_type};
 use crate::{
-    Array, Checkpoint, Error, Format, Metadata, Place, Result, Strings, TensorInfo, Value, checkpoint::StoredTensor, layout,
+    Array, Checkpoint, Error, Format, Metadata, Place, Result, Strings, TensorInfo, Value, checkpoint::StoredTensor,
+    layout,
 };
 
 /// Bytes of the shortest key-value pair: the name's length, one character, the type, a value of one byte.
@@ -60,25 +61,6 @@ pub(crate) fn read(asked: &Path, file: Arc<MappedFile>) -> Result<Checkpoint> {
         layout::check_tiling(path, &tensors, data_start, alignment, file.len())?;
     }
     Checkpoint::new(asked.to_owned(), Format::Gguf { version }, metadata, vec![file], tensors)
-}
-
-fn alignment(path: &Path, metadata: &Metadata) -> Result<usize> {
-    match metadata.get(ALIGNMENT_KEY) {
-        None => Ok(DEFAULT_ALIGNMENT as usize),
-        Some(&Value::U32(found)) if found.is_power_of_two() => Ok(found as usize),
-        Some(value) => {
-            let found = match value.as_integer() {
-                Some(integer) => format!("{integer} ({})", value.kind()),
-                None => value.kind().to_owned(),
-            };
-            Err(Error::Alignment { path: path.to_owned(), found })
-        }
-    }
-}
-
-fn overflow(path: &Path, info: &TensorInfo) -> Error {
-    let dims = info.shape.dims().iter().map(|&dim| dim as u64).collect();
-    Error::Overflow { path: path.to_owned(), tensor: info.name.clone(), dims }
 }
 
 /// The capacity for `count` elements of `element` bytes in memory, of which the file's remaining `room` bytes are the bound:

@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use super::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NESTING, VERSION_WRITTEN, value_type,
-};
+use super::{MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NESTING, VERSION_WRITTEN, value_type};
 use crate::{
     Array, Error, Format, Metadata, NewTensor, Place, Progress, Result, TensorInfo, Value,
     layout::check_new,

@@ -11,6 +11,8 @@ use serde::{
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
+use super::METADATA_NAME;
+
 /// A safetensors header.
 #[derive(Default)]
 pub(super) struct Header {
@@ -62,13 +64,13 @@ impl<'de> Deserialize<'de> for Header {
                 let mut header = Header::default();
                 let mut metadata_seen = false;
                 while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
+                    if name == METADATA_NAME {
                         if std::mem::replace(&mut metadata_seen, true) {
-                            return Err(A::Error::custom("__metadata__ is there twice"));
+                            return Err(A::Error::custom(format_args!("{METADATA_NAME} is there twice")));
                         }
                         header.metadata = map
                             .next_value_seed(Pairs)
-                            .map_err(|error| A::Error::custom(format_args!("__metadata__: {error}")))?;
+                            .map_err(|error| A::Error::custom(format_args!("{METADATA_NAME}: {error}")))?;
                         continue;
                     }
                     let entry = map

@@ -9,5 +9,10 @@
 
 mod header;
 mod read;
+mod write;
 
 pub(crate) use read::{read, read_index};
+pub use write::{write, write_sharded};
+
+/// The header's name for what isn't a tensor.
+pub(crate) const METADATA_NAME: &str = "__metadata__";

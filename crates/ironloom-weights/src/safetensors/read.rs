@@ -10,7 +10,9 @@ use ironloom_core::{DType, MappedFile, Shape};
 
 use super::header::{self, Entry, ShardIndex};
 use crate::{
-    Checkpoint, Disguise, Error, Format, Metadata, Place, Result, TensorInfo, checkpoint::StoredTensor, layout,
+    Checkpoint, Disguise, Error, Format, Metadata, Place, Result, TensorInfo,
+    checkpoint::StoredTensor,
+    layout,
     open::{map, refuse},
 };
 
@@ -60,7 +62,8 @@ fn check_shards(path: &Path, folder: &Path, index: &ShardIndex) -> Result<()> {
             return Err(Error::ShardName { path: path.to_owned(), shard: shard.clone(), tensor });
         }
     }
-    let missing: Vec<usize> = (0..index.files.len()).filter(|&number| !folder.join(&index.files[number]).exists()).collect();
+    let missing: Vec<usize> =
+        (0..index.files.len()).filter(|&number| !folder.join(&index.files[number]).exists()).collect();
     if let Some(&first) = missing.first() {
         let (shard, tensor) = (index.files[first].clone(), first_tensor(first));
         let (missing, shards) = (missing.len(), index.files.len());
