@@ -1,0 +1,86 @@
+//! What can go wrong in an operation.
+
+use ironloom_core::Shape;
+
+/// The result of a fallible call of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong in an operation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operand's shape does not fit.
+    #[error("{operation}: {operand} has shape {found}, and {expected} is needed")]
+    Shape {
+        /// The operation.
+        operation: &'static str,
+        /// Which operand.
+        operand: &'static str,
+        /// What the other operands ask for.
+        expected: Shape,
+        /// What came.
+        found: Shape,
+    },
+    /// A number of things does not fit.
+    #[error("{operation}: {what} is {found}, and {expected} is needed")]
+    Count {
+        /// The operation.
+        operation: &'static str,
+        /// What was counted.
+        what: &'static str,
+        /// What is needed.
+        expected: usize,
+        /// What came.
+        found: usize,
+    },
+    /// An operand holds another element type.
+    #[error("{operation} needs {expected} elements, and the tensor holds {found}")]
+    ElementType {
+        /// The operation.
+        operation: &'static str,
+        /// The type needed.
+        expected: &'static str,
+        /// The type held.
+        found: &'static str,
+    },
+    /// An id lies outside a table.
+    #[error("{operation}: id {id} at row {row} is outside the table of {limit} entries")]
+    IdOutOfRange {
+        /// The operation.
+        operation: &'static str,
+        /// The id.
+        id: u32,
+        /// Which row asked for it.
+        row: usize,
+        /// How many entries there are.
+        limit: usize,
+    },
+    /// The operation has no gradient.
+    #[error("{operation} has no gradient: run it without a tape, or train a model that does not use it")]
+    NoGradient {
+        /// The operation.
+        operation: &'static str,
+    },
+    /// A packed matrix refused.
+    #[error(transparent)]
+    Quant(#[from] ironloom_quant::Error),
+    /// A size or a shape refused.
+    #[error(transparent)]
+    Core(#[from] ironloom_core::Error),
+}
+
+/// Fails unless `found` is `expected`.
+pub(crate) fn expect_count(operation: &'static str, what: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found { Ok(()) } else { Err(Error::Count { operation, what, expected, found }) }
+}
+
+/// Fails unless `found` is `expected`.
+pub(crate) fn expect_shape(
+    operation: &'static str,
+    operand: &'static str,
+    expected: impl Into<Shape>,
+    found: &Shape,
+) -> Result<()> {
+    let expected = expected.into();
+    if expected == *found { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found: *found }) }
+}

@@ -1,0 +1,103 @@
+//! Elementwise sums: `x + y`, a bias on every row, a constant factor.
+
+use super::for_rows;
+use crate::{
+    Context, Result, Tensor,
+    error::{expect_count, expect_shape},
+    lanes::per_level,
+};
+
+/// `x + y` of equal shapes; writes into `x` when nothing else shares it. Gradient: passed to both.
+///
+/// # Errors
+/// The shapes differ.
+pub fn add(cx: &Context, x: Tensor, y: &Tensor) -> Result<Tensor> {
+    expect_shape("add", "the second operand", *x.shape(), y.shape())?;
+    let (shape, width) = (*x.shape(), x.width());
+    let input = cx.tape.map(|_| x.clone());
+    let mut out = x.into_f32()?;
+    let (cpu, terms) = (cx.cpu(), y.as_f32()?);
+    for_rows(cpu, &mut out, width, |rows, out| add_into(cpu.level, out, &terms[rows.start * width..rows.end * width]));
+    let out = Tensor::from_f32(out, shape)?;
+    if let (Some(tape), Some(x)) = (cx.tape, input) {
+        tape.record(&out, &[&x, y], |gradient| Ok(vec![gradient.clone(), gradient.clone()]));
+    }
+    Ok(out)
+}
+
+/// `x[i, j] + bias[j]` for `x` of width `j`.
+///
+/// # Errors
+/// The bias is not as long as a row, or a tape records.
+pub fn add_bias(cx: &Context, x: Tensor, bias: &Tensor) -> Result<Tensor> {
+    cx.without_gradient("add bias")?;
+    let (shape, width) = (*x.shape(), x.width());
+    expect_shape("add bias", "the bias", [width], bias.shape())?;
+    let mut out = x.into_f32()?;
+    let (cpu, terms) = (cx.cpu(), bias.as_f32()?);
+    for_rows(cpu, &mut out, width, |_, out| {
+        out.chunks_exact_mut(width).for_each(|row| add_into(cpu.level, row, terms))
+    });
+    Tensor::from_f32(out, shape)
+}
+
+/// `factor * x`. Gradient: `factor * g`.
+///
+/// # Errors
+/// `x` is not single precision.
+pub fn scale(cx: &Context, x: Tensor, factor: f32) -> Result<Tensor> {
+    let shape = *x.shape();
+    let input = cx.tape.map(|_| x.clone());
+    let mut out = x.into_f32()?;
+    out.iter_mut().for_each(|value| *value *= factor);
+    expect_count("scale", "the number of elements", shape.elements()?, out.len())?;
+    let out = Tensor::from_f32(out, shape)?;
+    if let (Some(tape), Some(x)) = (cx.tape, input) {
+        tape.record(&out, &[&x], move |gradient| {
+            let scaled = gradient.as_f32()?.iter().map(|g| g * factor).collect();
+            Ok(vec![Tensor::from_f32(scaled, *gradient.shape())?])
+        });
+    }
+    Ok(out)
+}
+
+per_level! {
+    fn add_into(out: &mut [f32], terms: &[f32]) {
+        for (out, term) in out.iter_mut().zip(terms) {
+            *out += term;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Tape};
+
+    #[test]
+    fn sums_and_gradients() {
+        let (device, tape) = (Device::cpu(2), Tape::new());
+        let x = Tensor::from_f32(vec![1.0, 2.0, 3.0, 4.0], [2, 2]).unwrap();
+        let y = Tensor::from_f32(vec![10.0, 20.0, 30.0, 40.0], [2, 2]).unwrap();
+        let cx = Context::training(&device, &tape);
+        let doubled = scale(&cx, x.clone(), 2.0).unwrap();
+        let out = add(&cx, doubled, &x).unwrap();
+        let out = add(&cx, out, &y).unwrap();
+        assert_eq!(out.as_f32().unwrap(), &[13.0, 26.0, 39.0, 52.0]);
+        let gradients = tape.backward(&out, Tensor::from_f32(vec![1.0; 4], [2, 2]).unwrap()).unwrap();
+        assert_eq!(gradients[&x.id()].as_f32().unwrap(), &[3.0; 4]);
+        assert_eq!(gradients[&y.id()].as_f32().unwrap(), &[1.0; 4]);
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        let device = Device::cpu(1);
+        let cx = Context::inference(&device);
+        let x = Tensor::zeros([2, 3]).unwrap();
+        let error = add(&cx, x.clone(), &Tensor::zeros([3, 2]).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("[2, 3]") && error.contains("[3, 2]"), "{error}");
+        assert!(add_bias(&cx, x.clone(), &Tensor::zeros([2]).unwrap()).is_err());
+        let bias = Tensor::from_f32(vec![1.0, 2.0, 3.0], [3]).unwrap();
+        assert_eq!(add_bias(&cx, x, &bias).unwrap().as_f32().unwrap(), &[1.0, 2.0, 3.0, 1.0, 2.0, 3.0]);
+    }
+}

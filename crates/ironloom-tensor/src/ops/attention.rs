@@ -1,0 +1,422 @@
+//! Attention over kept keys and values, with grouped queries, a causal mask and an optional window.
+//!
+//! For a query row at position `t` and head `h` (which reads kv head `h / (heads / kv_heads)`):
+//! `out = sum_s softmax_s(scale * q . k_s) v_s` over `s` in `max(0, t - window + 1) ..= t`.
+//!
+//! Every score of a row is computed before its softmax; sums run over positions in ascending order (the softmax's in lanes
+//! of `s % 16`). So a row's bits depend on its own query and its own history alone: not on how many rows or sequences run
+//! beside it, nor on how rows are grouped into blocks here. Blocks exist for speed: a block of query rows that share a kv
+//! head reads each key panel and value once.
+
+use super::{Disjoint, KvBuffer, kv_buffer::PANEL};
+use crate::{
+    Context, CpuDevice, Error, Result, Tensor,
+    error::{expect_count, expect_shape},
+    lanes::{exp, maximum, per_level, sum},
+};
+
+/// The shape and the mask of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Query heads; a multiple of the kv heads.
+    pub heads: usize,
+    /// The factor on scores, usually `1 / sqrt(head width)`.
+    pub scale: f32,
+    /// How many positions a query sees, its own among them; `None` sees all before it.
+    pub window: Option<usize>,
+}
+
+/// One sequence's part in a call.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionSpan<'a> {
+    /// Its keys and values, those of its query rows already appended.
+    pub history: &'a KvBuffer,
+    /// How many query rows it has: its last `rows` positions.
+    pub rows: usize,
+}
+
+/// Attention of `q [n, heads * head_width]`, whose rows belong to `spans` one after the other; the result has `q`'s shape.
+///
+/// # Errors
+/// The spans' rows are not `n`, a history is shorter than its rows, head counts or widths don't fit, or a tape records.
+pub fn attention(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options: &AttentionOptions) -> Result<Tensor> {
+    const NAME: &str = "attention";
+    cx.without_gradient(NAME)?;
+    expect_count(NAME, "the number of query rows", spans.iter().map(|span| span.rows).sum(), q.rows())?;
+    if options.window == Some(0) {
+        return Err(Error::Count { operation: NAME, what: "the window", expected: 1, found: 0 });
+    }
+    let cpu = cx.cpu();
+    let mut tasks = Vec::new();
+    let mut first_row = 0;
+    for span in spans {
+        let history = span.history;
+        let (kv_heads, width) = (history.kv_heads(), history.head_width());
+        expect_shape(NAME, "the queries", [q.rows(), options.heads * width], q.shape())?;
+        if kv_heads == 0 || !options.heads.is_multiple_of(kv_heads) {
+            return Err(Error::Count {
+                operation: NAME,
+                what: "the number of query heads",
+                expected: kv_heads,
+                found: options.heads,
+            });
+        }
+        if history.len() < span.rows {
+            return Err(Error::Count {
+                operation: NAME,
+                what: "the history's length",
+                expected: span.rows,
+                found: history.len(),
+            });
+        }
+        let queries = span.rows * (options.heads / kv_heads);
+        // Few queries: one a task, so that the threads share them; many: whole blocks, several a task.
+        let step = if queries * kv_heads < 8 * cpu.threads.count() { 1 } else { TASK_QUERIES };
+        for kv_head in 0..kv_heads {
+            tasks.extend((0..queries).step_by(step).map(|first| Task {
+                history,
+                rows: span.rows,
+                first_row,
+                kv_head,
+                queries: first..(first + step).min(queries),
+            }));
+        }
+        first_row += span.rows;
+    }
+    let queries = q.as_f32()?;
+    let mut out = vec![0.0; queries.len()];
+    let shared = Disjoint::new(&mut out);
+    cpu.threads.run(tasks.len(), |i| tasks[i].run(cpu, queries, options, &shared));
+    Tensor::from_f32(out, *q.shape())
+}
+
+/// Query rows of a block: they share each key panel and value row read.
+const BLOCK: usize = 4;
+/// Query rows of a task where there are many.
+const TASK_QUERIES: usize = 8 * BLOCK;
+
+/// Some queries of one kv head of one span. Query `i` is row `i / group`, head `kv_head * group + i % group`.
+struct Task<'a> {
+    history: &'a KvBuffer,
+    rows: usize,
+    first_row: usize,
+    kv_head: usize,
+    queries: std::ops::Range<usize>,
+}
+
+/// One query of a block: where it is in `q` and in the output, and the positions it sees.
+#[derive(Clone)]
+struct Query {
+    offset: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Task<'_> {
+    fn run(&self, cpu: &CpuDevice, q: &[f32], options: &AttentionOptions, out: &Disjoint<'_>) {
+        let width = self.history.head_width();
+        let group = options.heads / self.history.kv_heads();
+        let queries: Vec<Query> = self
+            .queries
+            .clone()
+            .map(|i| {
+                let (row, head) = (i / group, self.kv_head * group + i % group);
+                let end = self.history.len() - self.rows + row + 1;
+                let start = options.window.map_or(0, |window| end.saturating_sub(window));
+                Query { offset: ((self.first_row + row) * options.heads + head) * width, start, end }
+            })
+            .collect();
+        let mut scores = Vec::new();
+        let mut sums = vec![0.0; BLOCK * width];
+        let mut blocks = queries.chunks_exact(BLOCK);
+        let finish = |block: &[Query], sums: &[f32]| {
+            for (query, sums) in block.iter().zip(sums.chunks_exact(width)) {
+                // SAFETY: each query's place in the output belongs to one task.
+                unsafe { out.slice(query.offset..query.offset + width) }.copy_from_slice(sums);
+            }
+        };
+        for block in &mut blocks {
+            attend_block(cpu.level, block, q, self.history, self.kv_head, options.scale, &mut scores, &mut sums);
+            finish(block, &sums);
+        }
+        for query in blocks.remainder().chunks(1) {
+            attend_one(cpu.level, query, q, self.history, self.kv_head, options.scale, &mut scores, &mut sums);
+            finish(query, &sums);
+        }
+    }
+}
+
+per_level! {
+    fn attend_block(queries: &[Query], q: &[f32], history: &KvBuffer, kv_head: usize, scale: f32, scores: &mut Vec<f32>, sums: &mut [f32]) {
+        attend::<BLOCK>(queries, q, history, kv_head, scale, scores, sums);
+    }
+}
+
+per_level! {
+    fn attend_one(queries: &[Query], q: &[f32], history: &KvBuffer, kv_head: usize, scale: f32, scores: &mut Vec<f32>, sums: &mut [f32]) {
+        attend::<1>(queries, q, history, kv_head, scale, scores, sums);
+    }
+}
+
+/// The `N` outputs of `queries`, `[N, head width]`, into `sums`.
+#[inline(always)]
+fn attend<const N: usize>(
+    queries: &[Query],
+    q: &[f32],
+    history: &KvBuffer,
+    kv_head: usize,
+    scale: f32,
+    scores: &mut Vec<f32>,
+    sums: &mut [f32],
+) {
+    let width = history.head_width();
+    let start = queries.iter().map(|query| query.start).min().unwrap_or(0);
+    let end = queries.iter().map(|query| query.end).max().unwrap_or(0);
+    let panels = start / PANEL..end.div_ceil(PANEL);
+    let length = panels.len() * PANEL;
+    let base = panels.start * PANEL;
+    scores.clear();
+    scores.resize(N * length, 0.0);
+    let q: [&[f32]; N] = std::array::from_fn(|i| &q[queries[i].offset..][..width]);
+
+    for panel in panels.clone() {
+        let keys = history.key_panel(panel, kv_head);
+        let mut dots = [[0.0f32; PANEL]; N];
+        for (d, keys) in keys.chunks_exact(PANEL).enumerate() {
+            for i in 0..N {
+                let factor = q[i][d];
+                for lane in 0..PANEL {
+                    dots[i][lane] = factor.mul_add(keys[lane], dots[i][lane]);
+                }
+            }
+        }
+        for i in 0..N {
+            let scores = &mut scores[i * length + (panel * PANEL - base)..][..PANEL];
+            for lane in 0..PANEL {
+                scores[lane] = dots[i][lane] * scale;
+            }
+        }
+    }
+
+    let mut divisors = [0.0f32; N];
+    for i in 0..N {
+        let scores = &mut scores[i * length..][..length];
+        let (from, to) = (queries[i].start - base, queries[i].end - base);
+        let largest = maximum(&scores[from..to]);
+        scores[..from].fill(0.0);
+        scores[to..].fill(0.0);
+        for score in &mut scores[from..to] {
+            *score = exp(*score - largest);
+        }
+        // From the panel's start on, so that position s is always in lane s % 16; masked positions add zeros.
+        divisors[i] = sum(&scores[from / PANEL * PANEL..to]);
+    }
+
+    // A position that a query does not see has probability 0: adding 0 * v leaves its sum's bits as they are.
+    let stride = history.kv_heads() * width;
+    let values = &history.values_of(kv_head);
+    sums[..N * width].fill(0.0);
+    const CHUNK: usize = 2 * PANEL;
+    let mut column = 0;
+    while column + CHUNK <= width {
+        let mut lanes = [[0.0f32; CHUNK]; N];
+        for position in start..end {
+            let value = &values[position * stride + column..][..CHUNK];
+            for i in 0..N {
+                let probability = scores[i * length + position - base];
+                for lane in 0..CHUNK {
+                    lanes[i][lane] = probability.mul_add(value[lane], lanes[i][lane]);
+                }
+            }
+        }
+        for i in 0..N {
+            sums[i * width + column..][..CHUNK].copy_from_slice(&lanes[i]);
+        }
+        column += CHUNK;
+    }
+    for position in start..end {
+        for column in column..width {
+            for i in 0..N {
+                let probability = scores[i * length + position - base];
+                let sum = &mut sums[i * width + column];
+                *sum = probability.mul_add(values[position * stride + column], *sum);
+            }
+        }
+    }
+    for i in 0..N {
+        sums[i * width..][..width].iter_mut().for_each(|sum| *sum /= divisors[i]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ironloom_core::{Philox, SimdLevel, Threads};
+
+    use super::*;
+    use crate::Device;
+
+    struct Case {
+        heads: usize,
+        kv_heads: usize,
+        width: usize,
+        window: Option<usize>,
+        /// (history before the call, query rows) of each sequence.
+        spans: Vec<(usize, usize)>,
+    }
+
+    fn normals(seed: u64, rows: usize, width: usize) -> Tensor {
+        let mut draws = Philox::new(seed, 0);
+        Tensor::from_f32((0..rows * width).map(|_| draws.next_normal()).collect(), [rows, width]).unwrap()
+    }
+
+    impl Case {
+        fn options(&self) -> AttentionOptions {
+            AttentionOptions { heads: self.heads, scale: 1.0 / (self.width as f32).sqrt(), window: self.window }
+        }
+
+        fn run(&self, device: &Device) -> (Tensor, Vec<(Tensor, Tensor)>, Tensor) {
+            let cx = Context::inference(device);
+            let mut buffers = Vec::new();
+            let mut histories = Vec::new();
+            for (i, &(before, rows)) in self.spans.iter().enumerate() {
+                let keys = normals(10 + i as u64, before + rows, self.kv_heads * self.width);
+                let values = normals(90 + i as u64, before + rows, self.kv_heads * self.width);
+                let mut buffer = KvBuffer::new(self.kv_heads, self.width);
+                buffer.append(&cx, &keys, &values).unwrap();
+                buffers.push(buffer);
+                histories.push((keys, values));
+            }
+            let total = self.spans.iter().map(|span| span.1).sum();
+            let q = normals(1, total, self.heads * self.width);
+            let spans: Vec<_> = buffers
+                .iter()
+                .zip(&self.spans)
+                .map(|(history, span)| AttentionSpan { history, rows: span.1 })
+                .collect();
+            (attention(&cx, &q, &spans, &self.options()).unwrap(), histories, q)
+        }
+
+        fn exact(&self, q: &Tensor, histories: &[(Tensor, Tensor)]) -> Vec<f64> {
+            let (q, mut out, mut row) = (q.as_f32().unwrap(), Vec::new(), 0);
+            for (&(before, rows), (keys, values)) in self.spans.iter().zip(histories) {
+                let (keys, values) = (keys.as_f32().unwrap(), values.as_f32().unwrap());
+                for i in 0..rows {
+                    for head in 0..self.heads {
+                        let q = &q[(row * self.heads + head) * self.width..][..self.width];
+                        let kv_head = head / (self.heads / self.kv_heads);
+                        let at = |s: usize| (s * self.kv_heads + kv_head) * self.width;
+                        let end = before + i + 1;
+                        let start = self.window.map_or(0, |window| end.saturating_sub(window));
+                        let scores: Vec<f64> = (start..end)
+                            .map(|s| {
+                                q.iter().zip(&keys[at(s)..]).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>()
+                            })
+                            .map(|dot| dot / (self.width as f64).sqrt())
+                            .collect();
+                        let largest = scores.iter().fold(f64::MIN, |a, b| a.max(*b));
+                        let p: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+                        let total: f64 = p.iter().sum();
+                        out.extend((0..self.width).map(|d| {
+                            (start..end).zip(&p).map(|(s, p)| p * f64::from(values[at(s) + d])).sum::<f64>() / total
+                        }));
+                    }
+                    row += 1;
+                }
+            }
+            out
+        }
+    }
+
+    fn cases() -> Vec<Case> {
+        let case = |heads, kv_heads, width, window, spans: &[(usize, usize)]| Case {
+            heads,
+            kv_heads,
+            width,
+            window,
+            spans: spans.to_vec(),
+        };
+        vec![
+            case(9, 3, 64, None, &[(0, 50)]),
+            case(4, 1, 32, None, &[(100, 1)]),
+            case(4, 4, 20, Some(8), &[(0, 7), (8, 1), (30, 9)]),
+            case(2, 1, 96, Some(17), &[(3, 70)]),
+            case(6, 2, 128, None, &[(0, 1), (15, 1), (16, 1), (17, 33)]),
+            case(1, 1, 1, None, &[(0, 3)]),
+        ]
+    }
+
+    #[test]
+    fn values_equal_double_precision() {
+        for case in cases() {
+            let (out, histories, q) = case.run(&Device::cpu(2));
+            for (out, exact) in out.as_f32().unwrap().iter().zip(case.exact(&q, &histories)) {
+                assert!((f64::from(*out) - exact).abs() < 2e-6 * (1.0 + exact.abs()), "{out} {exact}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_dropped_key_is_noticed() {
+        let case = &cases()[0];
+        let (out, mut histories, q) = case.run(&Device::cpu(1));
+        let (keys, _) = &mut histories[0];
+        let shape = *keys.shape();
+        let mut wrong = keys.clone().into_f32().unwrap();
+        wrong.iter_mut().step_by(4).for_each(|key| *key = 0.0);
+        *keys = Tensor::from_f32(wrong, shape).unwrap();
+        let worst =
+            out.as_f32().unwrap().iter().zip(case.exact(&q, &histories)).map(|(a, b)| (f64::from(*a) - b).abs());
+        assert!(worst.fold(0.0, f64::max) > 1e-2);
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_level_threads_or_neighbours() {
+        for case in cases() {
+            let (reference, _, q) = case.run(&Device::cpu(1));
+            for level in SimdLevel::supported() {
+                for count in [1, 3] {
+                    let device = Device::Cpu(CpuDevice { threads: Threads::new(count), level });
+                    assert_eq!(case.run(&device).0.as_f32().unwrap(), reference.as_f32().unwrap(), "{level:?} {count}");
+                }
+            }
+            // One row at a time: as a decoding step sees it.
+            let (device, mut row) = (Device::cpu(2), 0);
+            let cx = Context::inference(&device);
+            for (i, &(before, rows)) in case.spans.iter().enumerate() {
+                let keys = normals(10 + i as u64, before + rows, case.kv_heads * case.width);
+                let values = normals(90 + i as u64, before + rows, case.kv_heads * case.width);
+                let mut buffer = KvBuffer::new(case.kv_heads, case.width);
+                for position in 0..before + rows {
+                    let view = |tensor: &Tensor| tensor.rows_view(position..position + 1).unwrap();
+                    buffer.append(&cx, &view(&keys), &view(&values)).unwrap();
+                    if position >= before {
+                        let q = q.rows_view(row..row + 1).unwrap();
+                        let span = AttentionSpan { history: &buffer, rows: 1 };
+                        let alone = attention(&cx, &q, &[span], &case.options()).unwrap();
+                        assert_eq!(
+                            alone.as_f32().unwrap(),
+                            reference.rows_view(row..row + 1).unwrap().as_f32().unwrap()
+                        );
+                        row += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        let device = Device::cpu(1);
+        let cx = Context::inference(&device);
+        let buffer = KvBuffer::new(2, 4);
+        let options = AttentionOptions { heads: 4, scale: 1.0, window: None };
+        let q = Tensor::zeros([1, 16]).unwrap();
+        let span = AttentionSpan { history: &buffer, rows: 1 };
+        assert!(attention(&cx, &q, &[span], &options).is_err(), "an empty history");
+        assert!(attention(&cx, &q, &[span, span], &options).is_err(), "too many rows");
+        assert!(
+            attention(&cx, &Tensor::zeros([1, 12]).unwrap(), &[span], &AttentionOptions { heads: 3, ..options })
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! Rotary position embedding (Su et al., arXiv 2104.09864), in the half-split form of the Hugging Face checkpoints: element
+//! `i` of a head pairs with element `i + half`, and the pair turns by `position * inverse_frequency[i]`.
+//!
+//! Phases are products in single precision, as the reference computes them; their sines and cosines are taken in double
+//! precision by `libm`, so that they do not depend on the system's mathematics library.
+
+use super::for_rows;
+use crate::{Context, Result, Tensor, error::expect_shape, lanes::per_level};
+
+/// The sines and cosines of `positions`: `[n, 2 * half]`, a row being `half` cosines, then `half` sines, both times `factor`
+/// (YaRN's attention factor; 1 otherwise). `inverse_frequencies` is `[half]`.
+///
+/// # Errors
+/// `inverse_frequencies` is not a vector.
+pub fn rope_phases(cx: &Context, inverse_frequencies: &Tensor, factor: f32, positions: &[u32]) -> Result<Tensor> {
+    let half = inverse_frequencies.width();
+    expect_shape("rope phases", "the frequencies", [half], inverse_frequencies.shape())?;
+    let frequencies = inverse_frequencies.as_f32()?;
+    let mut out = vec![0.0; positions.len() * 2 * half];
+    for_rows(cx.cpu(), &mut out, 2 * half, |rows, out| {
+        for (row, out) in rows.zip(out.chunks_exact_mut(2 * half)) {
+            let position = positions[row] as f32;
+            let (cosines, sines) = out.split_at_mut(half);
+            for ((cosine, sine), frequency) in cosines.iter_mut().zip(sines).zip(frequencies) {
+                let (s, c) = libm::sincos(f64::from(position * frequency));
+                *cosine = c as f32 * factor;
+                *sine = s as f32 * factor;
+            }
+        }
+    });
+    Tensor::from_f32(out, [positions.len(), 2 * half])
+}
+
+/// `x [n, heads * head_width]` with every head turned by its row's `phases [n, 2 * half]`; elements of a head past
+/// `2 * half` stay. Writes into `x` when nothing else shares it.
+///
+/// # Errors
+/// `x` is not whole heads, the phases are wider than a head or not one row for each row of `x`, or a tape records.
+pub fn rope(cx: &Context, x: Tensor, head_width: usize, phases: &Tensor) -> Result<Tensor> {
+    cx.without_gradient("rope")?;
+    let (shape, width, turned) = (*x.shape(), x.width(), phases.width());
+    if head_width == 0 || !width.is_multiple_of(head_width) {
+        expect_shape("rope", "the input", [x.rows(), head_width], &shape)?;
+    }
+    if turned > head_width || phases.rows() != x.rows() {
+        expect_shape("rope", "the phases", [x.rows(), head_width], phases.shape())?;
+    }
+    let mut out = x.into_f32()?;
+    let (cpu, phases) = (cx.cpu(), phases.as_f32()?);
+    for_rows(cpu, &mut out, width, |rows, out| {
+        for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
+            turn(cpu.level, out, head_width, &phases[row * turned..(row + 1) * turned]);
+        }
+    });
+    Tensor::from_f32(out, shape)
+}
+
+per_level! {
+    fn turn(row: &mut [f32], head_width: usize, phases: &[f32]) {
+        let half = phases.len() / 2;
+        let (cosines, sines) = phases.split_at(half);
+        for head in row.chunks_exact_mut(head_width) {
+            let (first, rest) = head.split_at_mut(half);
+            for (((a, b), cosine), sine) in first.iter_mut().zip(rest).zip(cosines).zip(sines) {
+                let (x, y) = (*a, *b);
+                *a = x * cosine - y * sine;
+                *b = y * cosine + x * sine;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn a_turn_keeps_length_and_depends_on_distance_only() {
+        let device = Device::cpu(1);
+        let cx = Context::inference(&device);
+        let frequencies = Tensor::from_f32(vec![1.0, 0.1, 0.01], [3]).unwrap();
+        let head: Vec<f32> = vec![0.3, -1.0, 2.0, 0.7, 0.1, -0.4, 9.0, 8.0];
+        let turned = |position: u32| {
+            let phases = rope_phases(&cx, &frequencies, 1.0, &[position]).unwrap();
+            let x = Tensor::from_f32(head.repeat(2), [1, 16]).unwrap();
+            rope(&cx, x, 8, &phases).unwrap().into_f32().unwrap()
+        };
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+        let (at_3, at_10) = (turned(3), turned(10));
+        assert_eq!(at_3[..8], at_3[8..], "both heads turn alike");
+        assert_eq!(at_3[6..8], [9.0, 8.0], "elements past the turned part stay");
+        assert!((dot(&at_3, &at_3) - dot(&at_10, &at_10)).abs() < 1e-3);
+        assert!((dot(&at_3, &at_10) - dot(&turned(103), &turned(110))).abs() < 1e-3);
+        assert_ne!(at_3, at_10);
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        let device = Device::cpu(1);
+        let cx = Context::inference(&device);
+        let x = Tensor::zeros([2, 12]).unwrap();
+        assert!(rope(&cx, x.clone(), 5, &Tensor::zeros([2, 4]).unwrap()).is_err());
+        assert!(rope(&cx, x.clone(), 6, &Tensor::zeros([2, 8]).unwrap()).is_err());
+        assert!(rope(&cx, x.clone(), 6, &Tensor::zeros([3, 6]).unwrap()).is_err());
+        assert!(rope(&cx, x, 6, &Tensor::zeros([2, 6]).unwrap()).is_ok());
+    }
+}

@@ -1,0 +1,91 @@
+//! Moving rows: picking some, adding some back with weights, weighting each by a sigmoid.
+
+use super::for_rows;
+use crate::{
+    Context, Error, Result, Tensor,
+    error::{expect_count, expect_shape},
+    lanes::exp,
+};
+
+/// `out[i] = x[rows[i]]`, as `[rows, width]`.
+///
+/// # Errors
+/// A row is outside `x`, or a tape records.
+pub fn gather_rows(cx: &Context, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    cx.without_gradient("gather rows")?;
+    check_rows("gather rows", rows, x.rows())?;
+    let (width, input) = (x.width(), x.as_f32()?);
+    let mut out = vec![0.0; rows.len() * width];
+    for_rows(cx.cpu(), &mut out, width, |range, out| {
+        for (&row, out) in rows[range].iter().zip(out.chunks_exact_mut(width)) {
+            out.copy_from_slice(&input[row as usize * width..][..width]);
+        }
+    });
+    Tensor::from_f32(out, [rows.len(), width])
+}
+
+/// `out[rows[i]] + weights[i] * x[i]`, one `i` after the other; writes into `out` when nothing else shares it.
+///
+/// # Errors
+/// The widths or counts differ, a row is outside `out`, or a tape records.
+pub fn scatter_add_rows(cx: &Context, out: Tensor, rows: &[u32], x: &Tensor, weights: &[f32]) -> Result<Tensor> {
+    const NAME: &str = "scatter-add rows";
+    cx.without_gradient(NAME)?;
+    check_rows(NAME, rows, out.rows())?;
+    let (shape, width) = (*out.shape(), out.width());
+    expect_shape(NAME, "the rows to add", [rows.len(), width], x.shape())?;
+    expect_count(NAME, "the number of weights", rows.len(), weights.len())?;
+    let mut sums = out.into_f32()?;
+    for ((&row, &weight), x) in rows.iter().zip(weights).zip(x.as_f32()?.chunks_exact(width)) {
+        for (sum, x) in sums[row as usize * width..][..width].iter_mut().zip(x) {
+            *sum += weight * x;
+        }
+    }
+    Tensor::from_f32(sums, shape)
+}
+
+/// `x[i, j] / (1 + e^-gate[i])` for `gate [n, 1]`.
+///
+/// # Errors
+/// There is not one gate for each row, or a tape records.
+pub fn scale_rows_by_sigmoid(cx: &Context, x: Tensor, gate: &Tensor) -> Result<Tensor> {
+    const NAME: &str = "scale rows by sigmoid";
+    cx.without_gradient(NAME)?;
+    let (shape, width) = (*x.shape(), x.width());
+    expect_shape(NAME, "the gate", [x.rows(), 1], gate.shape())?;
+    let mut out = x.into_f32()?;
+    for (row, gate) in out.chunks_exact_mut(width).zip(gate.as_f32()?) {
+        let factor = 1.0 / (1.0 + exp(-gate));
+        row.iter_mut().for_each(|value| *value *= factor);
+    }
+    Tensor::from_f32(out, shape)
+}
+
+fn check_rows(operation: &'static str, rows: &[u32], limit: usize) -> Result<()> {
+    match rows.iter().enumerate().find(|(_, row)| **row as usize >= limit) {
+        Some((row, &id)) => Err(Error::IdOutOfRange { operation, id, row, limit }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn rows_move_and_add() {
+        let device = Device::cpu(2);
+        let cx = Context::inference(&device);
+        let x = Tensor::from_f32(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2]).unwrap();
+        let picked = gather_rows(&cx, &x, &[2, 0]).unwrap();
+        assert_eq!(picked.as_f32().unwrap(), &[5.0, 6.0, 1.0, 2.0]);
+        let sum = scatter_add_rows(&cx, x.clone(), &[1, 1], &picked, &[1.0, 0.5]).unwrap();
+        assert_eq!(sum.as_f32().unwrap(), &[1.0, 2.0, 8.5, 11.0, 5.0, 6.0]);
+        let gate = Tensor::from_f32(vec![0.0, f32::INFINITY, f32::NEG_INFINITY], [3, 1]).unwrap();
+        let gated = scale_rows_by_sigmoid(&cx, x.clone(), &gate).unwrap();
+        assert_eq!(gated.as_f32().unwrap(), &[0.5, 1.0, 3.0, 4.0, 0.0, 0.0]);
+        assert!(gather_rows(&cx, &x, &[3]).is_err());
+        assert!(scatter_add_rows(&cx, x, &[0], &picked, &[1.0]).is_err());
+    }
+}
