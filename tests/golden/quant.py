@@ -6,12 +6,14 @@
 `read/TYPE.packed` holds blocks of random bits with sane scales and `read/TYPE.f32` what the gguf package's numpy code
 dequantizes them to. `pack/values.f32` holds weights of several distributions and `pack/TYPE.packed` what ggml's C code
 (`ggml_quantize_chunk`, inside llama-cpp-python) packs them into; `pack/numpy-TYPE.packed` is the gguf package's version,
-for the types it can pack. All little endian. llama-cpp-python may live in another environment: give its site-packages
+for the types it can pack. `rows/NAME.codes`, `.absmax` and `.f32` are int4 and NF4 of the first 4000 weights as 40 rows of
+100, with the NF4 levels computed from quantiles as the QLoRA paper builds them. All little endian. llama-cpp-python may live in another environment: give its site-packages
 folder as the only argument.
 """
 
 import ctypes
 import pathlib
+import statistics
 import sys
 
 import gguf
@@ -67,6 +69,28 @@ def weights(rng):
     return values.astype(np.float32)
 
 
+def code_book(name):
+    """Sixteen levels: sevenths, or quantiles of a normal distribution, seven below zero and eight above."""
+    if name == "int4":
+        return (np.arange(16) - 8) / 7.0
+    quantile = statistics.NormalDist().inv_cdf
+    outermost = 0.9677083
+    below = [-quantile(outermost + (0.5 - outermost) * i / 7) for i in range(7)]
+    above = [quantile(outermost + (0.5 - outermost) * i / 8) for i in range(8)]
+    return np.array(sorted(below + [0.0] + above)) / quantile(outermost)
+
+
+def pack_blocks_of_64(name, rows):
+    """Codes [rows, blocks, 32], absmax [rows, blocks] and the values read back [rows, columns]."""
+    count, columns = rows.shape
+    padded = np.pad(rows, ((0, 0), (0, -columns % 64))).reshape(count, -1, 64)
+    absmax = np.abs(padded).max(axis=2, keepdims=True)
+    levels = code_book(name)
+    codes = np.abs((padded / absmax)[..., None] - levels).argmin(axis=-1).astype(np.uint8)
+    read = (levels[codes] * absmax).reshape(count, -1)[:, :columns]
+    return codes[..., :32] | codes[..., 32:] << 4, absmax[..., 0], read.astype(np.float32)
+
+
 def ggml_library(site_packages):
     """ggml's shared library out of llama-cpp-python, without starting llama.cpp."""
     lib = ctypes.CDLL(str(site_packages / "llama_cpp/lib/libggml-base.so"))
@@ -84,7 +108,7 @@ def ggml_pack(lib, name, values):
 
 def main():
     site_packages = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else np.__path__[0] + "/..")
-    for folder in ("read", "pack"):
+    for folder in ("read", "pack", "rows"):
         (HERE / folder).mkdir(parents=True, exist_ok=True)
     rng = np.random.Generator(np.random.PCG64(20260))
     for name in READ:
@@ -93,6 +117,11 @@ def main():
         dequantize(packed, TYPES[name]).astype("<f4").tofile(HERE / "read" / f"{name}.f32")
     values = weights(rng)
     values.tofile(HERE / "pack/values.f32")
+    for name in ("int4", "nf4"):
+        codes, absmax, read = pack_blocks_of_64(name, values[:4000].reshape(40, 100))
+        codes.tofile(HERE / "rows" / f"{name}.codes")
+        absmax.tofile(HERE / "rows" / f"{name}.absmax")
+        read.tofile(HERE / "rows" / f"{name}.f32")
     for name in NUMPY_PACKS:
         quantize(values, TYPES[name]).tofile(HERE / "pack" / f"numpy-{name}.packed")
     lib = ggml_library(site_packages)

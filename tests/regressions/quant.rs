@@ -25,9 +25,10 @@ fn bitsandbytes_1884_tail_of_a_block() {
             let mut read = vec![f32::NAN; blocks * BLOCK];
             unpack_row(code_book, &codes, &absmax, &mut read).unwrap();
             assert!(read[cols..].iter().all(|&value| value == 0.0), "{code_book:?}, {cols} columns");
-            for (value, read) in row.iter().zip(&read) {
+            for (i, (value, read)) in row.iter().zip(&read).enumerate() {
                 // The widest gap between levels is 0.304 of absmax (NF4, next to -1).
-                assert!((value - read).abs() <= 0.153 * 4.5, "{code_book:?}, {cols} columns: {value} became {read}");
+                let bound = 0.153 * absmax[i / BLOCK];
+                assert!((value - read).abs() <= bound, "{code_book:?}, {cols} columns: {value} became {read}");
             }
         }
     }

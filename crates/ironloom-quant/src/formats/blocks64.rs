@@ -195,11 +195,12 @@ mod tests {
         read
     }
 
+    /// Expected: 0.1075 and 0.0920 (numpy, four million weights; the mean of a million varies by 0.0001).
     #[test]
     fn normal_weights_lose_what_the_formats_are_known_to_lose() {
         let mut draws = Philox::new(7, 0);
         let values: Vec<f32> = (0..1 << 20).map(|_| draws.next_normal()).collect();
-        for (code_book, expected) in [(CodeBook::Int4, 0.1074), (CodeBook::Nf4, 0.0940)] {
+        for (code_book, expected) in [(CodeBook::Int4, 0.1074), (CodeBook::Nf4, 0.0920)] {
             let read = round_trip(code_book, &values);
             let squares = values.iter().zip(&read).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
             let rms = (squares / values.len() as f64).sqrt();

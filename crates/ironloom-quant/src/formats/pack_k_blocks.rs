@@ -5,11 +5,19 @@
 //! to its present ones, judged by the error a reader would see, and the factors are fitted by least squares to all 256
 //! weights at the codes reached. The best state seen is written, so no round can make it worse.
 
-use super::pack_blocks::{as_f16, push_f16};
-use super::scale_search::{CodeRange, Trial, fit_scale, fit_scale_and_min, nearest_codes};
+use half::f16;
 
-/// Rounds of integers, then factors; a third of super-blocks of normal weights still gain in the third.
+use super::F16_MAX;
+use super::pack_blocks::{as_f16, push_f16};
+use super::scale_search::{CodeRange, Trial, fit_scale, fit_scale_and_min, nearest_codes, sum};
+
+/// Rounds of integers, then factors. RMS error of Q4_K on normal weights after 1 to 4: 0.0706, 0.0703, 0.0701, 0.0701.
 const ROUNDS: usize = 4;
+
+/// Codes that the outermost weight of a Q4_K group may be moved to, by a larger integer scale. A group with one outlier has an
+/// error of up to seven factors `d` there and nowhere to hide it: `d * scale * 14` or so may come closer than any `* 15`.
+/// RMS error of a super-block with two outliers of 400 times the others: 0.0605 to 0.0264; on normal weights 0.2% less.
+const LOWER_CODES: [f32; 3] = [14.0, 13.0, 12.0];
 
 const Q4_CODES: CodeRange = CodeRange { lowest: 0.0, highest: 15.0 };
 const Q6_CODES: CodeRange = CodeRange { lowest: -32.0, highest: 31.0 };
@@ -67,8 +75,8 @@ fn fit_affine(groups: &[[f32; 32]]) -> Affine {
     for (fit, (scale, min)) in fits.zip(scales.iter_mut().zip(&mut mins)) {
         (*scale, *min) = (fit.scale, -fit.min);
     }
-    let mut d = as_f16(scales.iter().copied().fold(0.0, f32::max) / 63.0);
-    let mut dmin = as_f16(mins.iter().copied().fold(0.0, f32::max) / 63.0);
+    let mut d = f16_beyond(scales.iter().copied().fold(0.0, f32::max) / 63.0);
+    let mut dmin = f16_beyond(mins.iter().copied().fold(0.0, f32::max) / 63.0);
     let (mut scales, mut mins) =
         (scales.map(|scale| steps(scale, d, 0.0, 63.0)), mins.map(|min| steps(min, dmin, 0.0, 63.0)));
     let mut best = Affine { d: 0.0, dmin: 0.0, scales: [0.0; 8], mins: [0.0; 8], error: f32::INFINITY };
@@ -76,8 +84,10 @@ fn fit_affine(groups: &[[f32; 32]]) -> Affine {
         let mut error = 0.0;
         let [mut uu, mut uv, mut vv, mut xu, mut xv] = [0.0f64; 5];
         for (group, (scale, min)) in groups.iter().zip(scales.iter_mut().zip(&mut mins)) {
-            let near = neighbours(*scale, 0.0, 63.0)
+            let beside = neighbours(*scale, 0.0, 63.0)
                 .flat_map(|scale| neighbours(*min, 0.0, 63.0).map(move |min| (scale, min)));
+            let lower_codes = LOWER_CODES.map(|code| ((*scale * 15.0 / code).round().min(63.0), *min));
+            let near = beside.chain(lower_codes);
             let (trial, integers) =
                 best_trial((*scale, *min), near, |(scale, min)| Trial::of(group, d * scale, -(dmin * min), Q4_CODES));
             (*scale, *min) = integers;
@@ -87,7 +97,7 @@ fn fit_affine(groups: &[[f32; 32]]) -> Affine {
             uv += scale * min * f64::from(trial.q);
             vv += min * min * 32.0;
             xu += scale * f64::from(trial.xq);
-            xv += min * f64::from(trial.x);
+            xv += min * f64::from(sum(group));
         }
         if error >= best.error {
             break;
@@ -120,7 +130,7 @@ fn fit_symmetric(groups: &[[f32; 16]]) -> Symmetric {
     }
     let peak = scales.iter().fold(0.0f32, |peak, &scale| if scale.abs() > peak.abs() { scale } else { peak });
     // The range of a signed byte reaches one further below zero.
-    let mut d = as_f16(peak / -128.0);
+    let mut d = f16_beyond(peak / -128.0);
     let mut scales = scales.map(|scale| steps(scale, d, -128.0, 127.0));
     let mut best = Symmetric { d: 0.0, scales: [0.0; 16], error: f32::INFINITY };
     for _ in 0..ROUNDS {
@@ -143,6 +153,14 @@ fn fit_symmetric(groups: &[[f32; 16]]) -> Symmetric {
         }
     }
     best
+}
+
+/// The nearest FP16 number to `value` that is no closer to zero, so that the integers of a range reach what they must. This
+/// matters where the factor is subnormal: that of Q6_K weights of 0.001 is one of the first few FP16 numbers.
+fn f16_beyond(value: f32) -> f32 {
+    let nearest = f16::from_f32(as_f16(value));
+    let falls_short = nearest.to_f32().abs() < value.abs().min(F16_MAX);
+    f16::from_bits(nearest.to_bits() + u16::from(falls_short)).to_f32()
 }
 
 /// How many steps of `step` come nearest to `value`.

@@ -2,6 +2,7 @@
 //!
 //! Widening to f32 is exact. Narrowing rounds to nearest, ties to even.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ironloom_core::DType;
 
@@ -19,8 +20,14 @@ pub(super) fn widen(dtype: DType, bytes: &[u8], out: &mut [f32]) {
             }
         }
         DType::F16 => {
-            for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *out = f16::from_le_bytes(bytes).to_f32();
+            // A buffer of aligned halves, because conversion of slices uses the machine's instructions eight at a time.
+            let mut halves = [f16::ZERO; 512];
+            for (out, bytes) in out.chunks_mut(halves.len()).zip(bytes.chunks(2 * halves.len())) {
+                let halves = &mut halves[..out.len()];
+                for (half, &bytes) in halves.iter_mut().zip(bytes.as_chunks().0) {
+                    *half = f16::from_le_bytes(bytes);
+                }
+                halves.convert_to_f32_slice(out);
             }
         }
         _ => {

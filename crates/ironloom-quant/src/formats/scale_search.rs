@@ -6,7 +6,7 @@
 //! the one that puts the weight of largest magnitude on the outermost code, and others around it that clip it or leave room.
 //! The scale is rounded to its stored form before each trial: what is compared is the error that a reader will see.
 //!
-//! Sums run in eight fixed lanes without fused operations: the same bytes on every machine.
+//! Sums run in four fixed lanes without fused operations: the same bytes on every machine.
 
 /// The integers a code may take.
 #[derive(Clone, Copy)]
@@ -18,9 +18,12 @@ pub(super) struct CodeRange {
 impl CodeRange {
     /// The code nearest to `position`, as a float.
     fn nearest(self, position: f32) -> f32 {
+        // Comparisons, not `max` and `min`, which would also have to treat NaN; positions are finite.
+        let position = if position > self.lowest { position } else { self.lowest };
+        let position = if position < self.highest { position } else { self.highest };
         // Adding 1.5 * 2^23 leaves no bit for fractions: rounds to even without the library call that baseline x86-64 needs.
         const ROUNDER: f32 = 12_582_912.0;
-        (position.max(self.lowest).min(self.highest) + ROUNDER) - ROUNDER
+        (position + ROUNDER) - ROUNDER
     }
 }
 
@@ -32,15 +35,16 @@ pub(super) struct Fit {
     pub(super) error: f32,
 }
 
-/// Where the weight of largest magnitude is put at the start of a descent, as a share of the outermost code.
-const STARTS: [f32; 9] = [1.0, 0.94, 0.88, 0.82, 0.76, 0.7, 1.06, 1.12, 1.2];
-/// The most alternations of one descent; nearly all settle in fewer.
+/// Where the weight of largest magnitude is put at the start of a descent, as a share of the outermost code. Nine starts were
+/// 0.1% (Q4_0) to 1.8% (Q8_0) better in RMS error on normal weights, in two to three times the time.
+const STARTS: [f32; 4] = [1.0, 0.9, 0.8, 1.1];
+/// The most alternations of one descent.
 const ALTERNATIONS: usize = 6;
 
 /// The best `scale` for `x ≈ scale * q`; `min` of the result is 0.
 ///
-/// `stored` rounds a scale to what will be stored. A multiple of eight weights, all finite.
-pub(super) fn fit_scale(values: &[f32], range: CodeRange, stored: impl Fn(f32) -> f32) -> Fit {
+/// `stored` rounds a scale to what will be stored. A multiple of four weights, all finite.
+pub(super) fn fit_scale<const N: usize>(values: &[f32; N], range: CodeRange, stored: impl Fn(f32) -> f32) -> Fit {
     let peak = values.iter().fold(0.0f32, |peak, &value| if value.abs() > peak.abs() { value } else { peak });
     let mut best = Fit { scale: 0.0, min: 0.0, error: squares(values) };
     for start in STARTS {
@@ -65,27 +69,28 @@ pub(super) fn fit_scale(values: &[f32], range: CodeRange, stored: impl Fn(f32) -
 /// The best `scale >= 0` and `min` for `x ≈ scale * q + min`, codes from 0.
 ///
 /// `stored_scale` and `stored_min` round them to what will be stored; `stored_min` may also bound the minimum, and the scale is
-/// then the best beside the bound. A multiple of eight weights, all finite.
-pub(super) fn fit_scale_and_min(
-    values: &[f32],
+/// then the best beside the bound. A multiple of four weights, all finite.
+pub(super) fn fit_scale_and_min<const N: usize>(
+    values: &[f32; N],
     range: CodeRange,
     stored_scale: impl Fn(f32) -> f32,
     stored_min: impl Fn(f32) -> f32,
 ) -> Fit {
     let low = values.iter().copied().fold(f32::INFINITY, f32::min);
     let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut best = Trial::of(values, 0.0, stored_min(sum(values) / values.len() as f32), range).fit();
+    let (count, x) = (values.len() as f32, sum(values));
+    let mut best = Trial::of(values, 0.0, stored_min(x / count), range).fit();
     for start in STARTS {
-        let shrunk = (high - low) * (1.0 / start);
+        let span = (high - low) * (1.0 / start);
         let middle = 0.5 * (low + high);
-        let mut min = stored_min(middle - 0.5 * shrunk);
-        let mut scale = stored_scale((middle + 0.5 * shrunk - min) / range.highest);
+        let mut min = stored_min(middle - 0.5 * span);
+        let mut scale = stored_scale((middle + 0.5 * span - min) / range.highest);
         for _ in 0..ALTERNATIONS {
             let trial = Trial::of(values, scale, min, range);
             if trial.error < best.error {
                 best = trial.fit();
             }
-            let (next_scale, next_min) = trial.best_scale_and_min(&stored_min);
+            let (next_scale, next_min) = trial.best_scale_and_min(count, x, &stored_min);
             let next_scale = stored_scale(next_scale);
             if (next_scale, next_min) == (scale, min) {
                 break;
@@ -109,36 +114,33 @@ pub(super) struct Trial {
     scale: f32,
     min: f32,
     pub(super) error: f32,
-    count: f32,
     /// `Σ q`
     pub(super) q: f32,
     /// `Σ q²`
     pub(super) qq: f32,
-    /// `Σ x`
-    pub(super) x: f32,
     /// `Σ x q`
     pub(super) xq: f32,
 }
 
 impl Trial {
-    /// Codes `values` with that scale and minimum. A multiple of eight weights.
-    pub(super) fn of(values: &[f32], scale: f32, min: f32, range: CodeRange) -> Self {
+    /// Codes `values` with that scale and minimum. A multiple of four weights.
+    pub(super) fn of<const N: usize>(values: &[f32; N], scale: f32, min: f32, range: CodeRange) -> Self {
         let inverse = reciprocal(scale);
-        let [mut error, mut q_sum, mut qq, mut x, mut xq] = [[0.0f32; LANES]; 5];
-        for values in values.as_chunks::<LANES>().0 {
+        // Element by element first, then the sums: two loops that vectorize where one does not.
+        let codes = values.map(|value| range.nearest((value - min) * inverse));
+        let [mut error, mut q_sum, mut qq, mut xq] = [[0.0f32; LANES]; 4];
+        for (values, codes) in values.as_chunks::<LANES>().0.iter().zip(codes.as_chunks::<LANES>().0) {
             for lane in 0..LANES {
-                let value = values[lane];
-                let q = range.nearest((value - min) * inverse);
+                let (value, q) = (values[lane], codes[lane]);
                 let residual = value - (scale * q + min);
                 error[lane] += residual * residual;
                 q_sum[lane] += q;
                 qq[lane] += q * q;
-                x[lane] += value;
                 xq[lane] += value * q;
             }
         }
-        let [error, q, qq, x, xq] = [error, q_sum, qq, x, xq].map(total);
-        Self { scale, min, error, count: values.len() as f32, q, qq, x, xq }
+        let [error, q, qq, xq] = [error, q_sum, qq, xq].map(total);
+        Self { scale, min, error, q, qq, xq }
     }
 
     fn fit(&self) -> Fit {
@@ -150,27 +152,26 @@ impl Trial {
         if self.qq > 0.0 { self.xq / self.qq } else { 0.0 }
     }
 
-    /// The scale and stored minimum that fit these codes best.
-    fn best_scale_and_min(&self, stored_min: impl Fn(f32) -> f32) -> (f32, f32) {
+    /// The scale and stored minimum that fit these codes best; `x` is the sum of the `count` weights.
+    fn best_scale_and_min(&self, count: f32, x: f32, stored_min: impl Fn(f32) -> f32) -> (f32, f32) {
         if self.qq <= 0.0 {
-            return (0.0, stored_min(self.x / self.count));
+            return (0.0, stored_min(x / count));
         }
-        let determinant = self.count * self.qq - self.q * self.q;
-        let free = if determinant > 0.0 { (self.qq * self.x - self.q * self.xq) / determinant } else { self.min };
+        let determinant = count * self.qq - self.q * self.q;
+        let free = if determinant > 0.0 { (self.qq * x - self.q * self.xq) / determinant } else { self.min };
         let min = stored_min(free);
         // The scale follows the minimum as stored, so a bounded or rounded minimum costs as little as it can.
         (((self.xq - min * self.q) / self.qq).max(0.0), min)
     }
 }
 
-const LANES: usize = 8;
+const LANES: usize = 4;
 
 fn total(lanes: [f32; LANES]) -> f32 {
-    let [a, b, c, d, e, f, g, h] = lanes;
-    ((a + e) + (c + g)) + ((b + f) + (d + h))
+    (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
 }
 
-fn sum(values: &[f32]) -> f32 {
+pub(super) fn sum(values: &[f32]) -> f32 {
     values.iter().sum()
 }
 
