@@ -9,7 +9,7 @@
 //!
 //! Works a row at a time on the caller's slices, so that rows can be split over threads and written where they are read.
 
-use super::check_finite;
+use super::{absmax, check_finite};
 use crate::{Error, Result};
 
 /// Weights in a block.
@@ -113,7 +113,7 @@ fn check_lengths(cols: usize, codes: usize, absmax: usize) -> Result<()> {
 }
 
 fn pack_block(code_book: CodeBook, values: &[f32; BLOCK], packed: &mut [u8; BLOCK_BYTES]) -> f32 {
-    let absmax = values.iter().fold(0.0f32, |absmax, value| absmax.max(value.abs()));
+    let absmax = absmax(values);
     if absmax == 0.0 {
         packed.fill(code_book.zero_code() * 17);
         return 0.0;
