@@ -1,1 +1,34 @@
-//! ironloom-lm
+//! Language models: what they are ([`Config`]), their weights and forward pass ([`Model`]), and their text ([`text`]).
+//!
+//! Every family is one description of a block with its options, read from GGUF metadata or a Hugging Face `config.json`. What
+//! is not known is refused by name, for a model that runs with an option left out answers fluently and wrong.
+//!
+//! ```no_run
+//! use ironloom_lm::{LoadOptions, LogitRows, Model};
+//! use ironloom_nn::Span;
+//! use ironloom_tensor::{Context, Device};
+//! let checkpoint = ironloom_weights::open("model.gguf")?;
+//! let device = Device::cpu(0);
+//! let model = Model::load(&checkpoint, &device, &LoadOptions::default())?;
+//! let mut cache = model.new_cache();
+//! let ids = [1, 2, 3];
+//! let mut spans = [Span { cache: &mut cache, rows: ids.len() }];
+//! let logits = model.forward(&Context::inference(&device), &ids, &mut spans, LogitRows::Last)?;
+//! assert_eq!(logits.width(), model.config().vocab_size);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(missing_docs)]
+
+mod config;
+mod error;
+mod experts;
+mod load;
+mod model;
+mod names;
+pub mod text;
+
+pub use config::{Architecture, Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, SharedExpertConfig};
+pub use error::{Error, Result};
+pub use experts::Experts;
+pub use load::LoadOptions;
+pub use model::{LogitRows, Model};

@@ -1,0 +1,91 @@
+//! Shapes that Ironloom itself trains and measures, as descriptions without a checkpoint.
+
+use ironloom_nn::{Activation, RopeOptions, RopeScaling};
+
+use super::{Architecture, Config, ExpertsConfig, FeedForwardConfig, LayerConfig, SharedExpertConfig};
+
+/// The dimensions of a plain decoder: tied embedding, SwiGLU, one rotary embedding of base 10,000.
+#[derive(Clone, Copy, Debug)]
+pub struct DenseShape {
+    /// Entries of the embedding.
+    pub vocab_size: usize,
+    /// Elements of a hidden row.
+    pub width: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_width: usize,
+    /// The feed-forward block's inner width.
+    pub inner_width: usize,
+}
+
+impl Config {
+    /// A plain decoder of these dimensions, made for 4,096 positions.
+    pub fn dense(shape: DenseShape) -> Self {
+        let feed_forward = FeedForwardConfig::Dense { width: shape.inner_width };
+        Self {
+            architecture: Architecture::IronloomDense,
+            vocab_size: shape.vocab_size,
+            width: shape.width,
+            context_length: 4096,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_width: shape.head_width,
+            attention_scale: 1.0 / (shape.head_width as f32).sqrt(),
+            rms_epsilon: 1e-5,
+            tied_embeddings: true,
+            embedding_scale: 1.0,
+            activation: Activation::Silu,
+            qkv_bias: false,
+            output_bias: false,
+            feed_forward_bias: false,
+            qk_norm: false,
+            post_norms: false,
+            norms_less_one: false,
+            ropes: vec![RopeOptions { base: 10_000.0, width: shape.head_width, scaling: RopeScaling::None }],
+            layers: vec![LayerConfig { window: None, rope: 0, feed_forward }; shape.layers],
+            experts: None,
+        }
+    }
+
+    /// `dense-102m`: 101,671,680 parameters.
+    pub fn dense_102m() -> Self {
+        Self::dense(DenseShape {
+            vocab_size: 32_000,
+            width: 768,
+            layers: 16,
+            heads: 12,
+            kv_heads: 4,
+            head_width: 64,
+            inner_width: 1408,
+        })
+    }
+
+    /// `moe-55m`: 55,181,824 parameters, 35,717,632 of them active: two dense layers, then six of 8 experts (2 a row) with a
+    /// shared expert.
+    pub fn moe_55m() -> Self {
+        let mut config = Self::dense(DenseShape {
+            vocab_size: 32_000,
+            width: 512,
+            layers: 8,
+            heads: 8,
+            kv_heads: 2,
+            head_width: 64,
+            inner_width: 1408,
+        });
+        config.architecture = Architecture::IronloomMoe;
+        config.layers[2..].iter_mut().for_each(|layer| layer.feed_forward = FeedForwardConfig::Routed);
+        config.experts = Some(ExpertsConfig {
+            count: 8,
+            per_row: 2,
+            width: 352,
+            normalize: true,
+            shared: Some(SharedExpertConfig { width: 352, gated: false }),
+        });
+        config
+    }
+}

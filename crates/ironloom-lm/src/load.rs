@@ -1,0 +1,450 @@
+//! From a checkpoint, or from random numbers, to a [`Model`].
+//!
+//! One builder asks a source for every weight the configuration names; the source is a checkpoint or a stream of random
+//! numbers. Missing tensors are collected and refused together. Matrices are packed one at a time, and the pages of the
+//! mapped file are given back after each, so that a model is never in memory twice.
+
+use ironloom_core::{MemoryPlan, Philox, Shape};
+use ironloom_nn::{Attention, Embedding, FeedForward, Linear, RmsNorm};
+use ironloom_quant::{PackedMatrix, WeightFormat};
+use ironloom_tensor::{Device, Tensor, Weight, ops::AttentionOptions};
+use ironloom_weights::{Checkpoint, Format, TensorData};
+
+use crate::{
+    Architecture, Config, Error, Experts, FeedForwardConfig, Model, Result,
+    model::{Block, BlockFeedForward, plan},
+    names::{Naming, Part, interleaved_rows},
+};
+
+/// How a model is loaded.
+#[derive(Clone, Copy, Default)]
+pub struct LoadOptions<'a> {
+    /// How matrices are held; [`WeightFormat::Keep`] computes on what the file has.
+    pub format: WeightFormat,
+    /// Called as loading goes on, with the bytes done and all bytes.
+    pub progress: Option<&'a dyn Fn(u64, u64)>,
+}
+
+impl std::fmt::Debug for LoadOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LoadOptions").field("format", &self.format).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Loads the model of `checkpoint` for `device`.
+    ///
+    /// # Errors
+    /// The configuration is not supported, tensors are missing or have other shapes than the configuration says, or the
+    /// weights do not fit in memory. [`Model::unused_tensors`] says which tensors were left.
+    pub fn load(checkpoint: &Checkpoint, device: &Device, options: &LoadOptions<'_>) -> Result<Self> {
+        let config = Config::from_checkpoint(checkpoint)?;
+        let total: u64 = checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum();
+        if let Some(available) = MemoryPlan::available_host_memory() {
+            plan(&config, packed_estimate(&config, total, options.format), 0, 1)
+                .check(available, "load a smaller or a more strongly quantized model, or close other programs")?;
+        }
+        let naming = match checkpoint.format() {
+            Format::Gguf { .. } => Naming::Gguf,
+            _ => Naming::hugging_face(config.architecture, |name| checkpoint.contains(name)),
+        };
+        let source = CheckpointSource { checkpoint, missing: Vec::new(), done: 0, total };
+        let mut builder = Builder { config: &config, device, options, source };
+        let mut model = builder.model(naming)?;
+        let missing = builder.source.missing;
+        if let Some(first) = missing.first() {
+            // The reader's own error for the first names the file and the nearest tensors it does have.
+            return match checkpoint.tensor(first) {
+                Err(error) if missing.len() == 1 => Err(error.into()),
+                _ => Err(Error::MissingTensors {
+                    path: checkpoint.path().to_owned(),
+                    count: missing.len(),
+                    names: missing.join(", "),
+                }),
+            };
+        }
+        model.unused = checkpoint.unused();
+        Ok(model)
+    }
+
+    /// A model of random weights: normal with a deviation of 0.02, norms of one. For measuring speed and for tests.
+    ///
+    /// # Errors
+    /// The configuration contradicts itself.
+    pub fn random(config: &Config, device: &Device, format: WeightFormat, seed: u64) -> Result<Self> {
+        let options = LoadOptions { format, progress: None };
+        let source = RandomSource { draws: Philox::new(seed, 0) };
+        Builder { config, device, options: &options, source }.model(Naming::Gguf)
+    }
+}
+
+/// Bytes that `stored` bytes of weights take once held as `format`.
+fn packed_estimate(config: &Config, stored: u64, format: WeightFormat) -> u64 {
+    let parameters = config.parameters();
+    match format {
+        WeightFormat::Keep => stored,
+        WeightFormat::F32 => 4 * parameters,
+        WeightFormat::Bf16 => 2 * parameters,
+        WeightFormat::Int8 => parameters,
+        WeightFormat::Int4 | WeightFormat::Nf4 => parameters * 9 / 16,
+    }
+}
+
+/// Which rows of a stored tensor make a matrix.
+enum Rows {
+    /// All, in order.
+    All,
+    /// All, in this order.
+    Order(Vec<u32>),
+    /// These, of a tensor with `of` rows.
+    Pick { rows: Vec<u32>, of: usize },
+    /// The block `index` of a tensor of `of` such matrices.
+    Block { index: usize, of: usize },
+}
+
+/// Where weights come from.
+trait Source {
+    fn matrix(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        rows: Rows,
+        format: WeightFormat,
+        device: &Device,
+    ) -> Result<PackedMatrix>;
+    fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Vec<f32>>;
+    /// Bytes done and all bytes.
+    fn progress(&self) -> (u64, u64);
+}
+
+struct CheckpointSource<'a> {
+    checkpoint: &'a Checkpoint,
+    missing: Vec<String>,
+    done: u64,
+    total: u64,
+}
+
+impl CheckpointSource<'_> {
+    /// The tensor of `name`, of one of the shapes `accepted`; `None` when the checkpoint has none of that name.
+    fn tensor(&mut self, name: &str, accepted: &[Shape]) -> Result<Option<TensorData>> {
+        if !self.checkpoint.contains(name) {
+            self.missing.push(name.to_owned());
+            return Ok(None);
+        }
+        let data = self.checkpoint.tensor(name)?;
+        if !accepted.contains(&data.shape) {
+            let (tensor, expected, found) = (name.to_owned(), accepted[0], data.shape);
+            return Err(Error::TensorShape { tensor, expected, found });
+        }
+        Ok(Some(data))
+    }
+}
+
+impl Source for CheckpointSource<'_> {
+    fn matrix(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        picked: Rows,
+        format: WeightFormat,
+        device: &Device,
+    ) -> Result<PackedMatrix> {
+        let threads = device.threads();
+        let stored = match &picked {
+            Rows::Pick { of, .. } => Shape::from([*of, cols]),
+            Rows::Block { of, .. } => Shape::from([*of, rows, cols]),
+            _ => Shape::from([rows, cols]),
+        };
+        let mut accepted = vec![stored];
+        if stored == Shape::from([1, cols]) {
+            accepted.push(Shape::from([cols]));
+        }
+        let pack = |source| Error::Pack { tensor: name.to_owned(), source };
+        let Some(data) = self.tensor(name, &accepted)? else {
+            return PackedMatrix::from_f32(&[0.0], 1, 1, WeightFormat::Keep, threads).map_err(pack);
+        };
+        let row_bytes = data.dtype.bytes_for(cols)?;
+        let matrix = match &picked {
+            Rows::All => PackedMatrix::from_stored(data.dtype, &data.bytes, rows, cols, None, format, threads),
+            Rows::Order(order) => {
+                PackedMatrix::from_stored(data.dtype, &data.bytes, rows, cols, Some(order), format, threads)
+            }
+            Rows::Pick { rows: picked, .. } => {
+                let bytes: Vec<u8> = picked
+                    .iter()
+                    .flat_map(|row| &data.bytes[*row as usize * row_bytes..][..row_bytes])
+                    .copied()
+                    .collect();
+                PackedMatrix::from_stored(data.dtype, &bytes, rows, cols, None, format, threads)
+            }
+            Rows::Block { index, .. } => {
+                let bytes = &data.bytes[index * rows * row_bytes..][..rows * row_bytes];
+                PackedMatrix::from_stored(data.dtype, bytes, rows, cols, None, format, threads)
+            }
+        };
+        self.done += (rows * row_bytes) as u64;
+        data.bytes.release();
+        matrix.map_err(pack)
+    }
+
+    fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; length];
+        if let Some(data) = self.tensor(name, &[Shape::from([length])])? {
+            ironloom_quant::unpack(data.dtype, &data.bytes, &mut values)
+                .map_err(|source| Error::Pack { tensor: name.to_owned(), source })?;
+            self.done += data.bytes.len() as u64;
+        }
+        Ok(match order {
+            Some(order) => order.iter().map(|row| values[*row as usize]).collect(),
+            None => values,
+        })
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        (self.done.min(self.total), self.total)
+    }
+}
+
+struct RandomSource {
+    draws: Philox,
+}
+
+impl Source for RandomSource {
+    fn matrix(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        _: Rows,
+        format: WeightFormat,
+        device: &Device,
+    ) -> Result<PackedMatrix> {
+        // Sums of four uniform bytes are near enough to normal, and a large model is made in seconds.
+        let values: Vec<f32> = (0..rows * cols)
+            .map(|_| {
+                let sum: u32 = self.draws.next_u32().to_le_bytes().iter().map(|byte| u32::from(*byte)).sum();
+                (sum as f32 - 510.0) * (0.02 / 147.8)
+            })
+            .collect();
+        PackedMatrix::from_f32(&values, rows, cols, format, device.threads())
+            .map_err(|source| Error::Pack { tensor: name.to_owned(), source })
+    }
+
+    fn vector(&mut self, name: &str, length: usize, _: Option<&[u32]>) -> Result<Vec<f32>> {
+        Ok(vec![if name.ends_with(".bias") { 0.0 } else { 1.0 }; length])
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+struct Builder<'a, S> {
+    config: &'a Config,
+    device: &'a Device,
+    options: &'a LoadOptions<'a>,
+    source: S,
+}
+
+impl<S: Source> Builder<'_, S> {
+    fn model(&mut self, naming: Naming) -> Result<Model> {
+        let config = self.config;
+        let ropes = config
+            .ropes
+            .iter()
+            .map(|rope| {
+                let (frequencies, factor) = rope.inverse_frequencies()?;
+                let half = frequencies.len();
+                Ok((Tensor::from_f32(frequencies, [half])?, factor))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let table = [config.vocab_size, config.width];
+        let embedding = self.weight(naming.name(Part::Embedding, 0), table, Rows::All)?;
+        let head = match config.tied_embeddings {
+            true => embedding.clone(),
+            false => self.weight(naming.name(Part::Head, 0), table, Rows::All)?,
+        };
+        let blocks = (0..config.layers.len()).map(|layer| self.block(naming, layer)).collect::<Result<Vec<_>>>()?;
+        Ok(Model {
+            embedding: Embedding { weight: embedding, scale: config.embedding_scale },
+            blocks,
+            output_norm: self.norm(naming.name(Part::OutputNorm, 0), config.width)?,
+            head: Linear { weight: head, bias: None },
+            ropes,
+            unused: Vec::new(),
+            config: config.clone(),
+        })
+    }
+
+    fn block(&mut self, naming: Naming, layer: usize) -> Result<Block> {
+        let (config, name) = (self.config, |part| naming.name(part, layer));
+        let options = &config.layers[layer];
+        let (width, head_width) = (config.width, config.head_width);
+        let (q_rows, kv_rows) = (config.heads * head_width, config.kv_heads * head_width);
+        let [q, k, v] = match (naming, config.architecture) {
+            (Naming::HuggingFace { .. }, Architecture::InternLm2) => self.fused_qkv(&name(Part::FusedQkv))?,
+            _ => {
+                let interleaved = naming == Naming::Gguf
+                    && matches!(
+                        config.architecture,
+                        Architecture::Llama | Architecture::Mixtral | Architecture::InternLm2
+                    );
+                let order = |heads| interleaved.then(|| interleaved_rows(heads, head_width));
+                [
+                    self.linear(name(Part::Q), [q_rows, width], order(config.heads), config.qkv_bias)?,
+                    self.linear(name(Part::K), [kv_rows, width], order(config.kv_heads), config.qkv_bias)?,
+                    self.linear(name(Part::V), [kv_rows, width], None, config.qkv_bias)?,
+                ]
+            }
+        };
+        let qk_norm = match config.qk_norm {
+            true => Some([self.norm(name(Part::QNorm), head_width)?, self.norm(name(Part::KNorm), head_width)?]),
+            false => None,
+        };
+        let post_norm = |builder: &mut Self, part| match config.post_norms {
+            true => builder.norm(name(part), width).map(Some),
+            false => Ok(None),
+        };
+        let feed_forward = match options.feed_forward {
+            FeedForwardConfig::Dense { width: inner } => BlockFeedForward::Dense(self.gated(
+                [name(Part::Gate), name(Part::Up), name(Part::Down)],
+                inner,
+                config.feed_forward_bias,
+            )?),
+            FeedForwardConfig::Routed => BlockFeedForward::Routed(Box::new(self.experts(naming, layer)?)),
+        };
+        Ok(Block {
+            attention_norm: self.norm(name(Part::AttentionNorm), width)?,
+            attention: Attention {
+                q,
+                k,
+                v,
+                out: self.linear(name(Part::AttentionOut), [width, q_rows], None, config.output_bias)?,
+                qk_norm,
+                head_width,
+                options: AttentionOptions {
+                    heads: config.heads,
+                    scale: config.attention_scale,
+                    window: options.window,
+                },
+            },
+            attention_post_norm: post_norm(self, Part::AttentionPostNorm)?,
+            feed_forward_norm: self.norm(name(Part::FeedForwardNorm), width)?,
+            feed_forward,
+            feed_forward_post_norm: post_norm(self, Part::FeedForwardPostNorm)?,
+            rope: options.rope,
+        })
+    }
+
+    /// InternLM2's one matrix: for each kv head its query heads, then its key, then its value.
+    fn fused_qkv(&mut self, name: &str) -> Result<[Linear; 3]> {
+        let config = self.config;
+        let (group, head_width) = (config.heads / config.kv_heads, config.head_width);
+        let of = config.kv_heads * (group + 2) * head_width;
+        let mut part = |heads: std::ops::Range<usize>| -> Result<Linear> {
+            let picked: Vec<u32> = (0..config.kv_heads)
+                .flat_map(|kv_head| heads.clone().map(move |head| kv_head * (group + 2) + head))
+                .flat_map(|head| head * head_width..(head + 1) * head_width)
+                .map(|row| row as u32)
+                .collect();
+            let shape = [picked.len(), config.width];
+            let bias = match config.qkv_bias {
+                true => Some(self.vector(&format!("{name}.bias"), of, Some(&picked))?),
+                false => None,
+            };
+            Ok(Linear { weight: self.weight(name.to_owned(), shape, Rows::Pick { rows: picked, of })?, bias })
+        };
+        Ok([part(0..group)?, part(group..group + 1)?, part(group + 1..group + 2)?])
+    }
+
+    fn experts(&mut self, naming: Naming, layer: usize) -> Result<Experts> {
+        let Some(experts) = &self.config.experts else {
+            return Err(Error::MissingKey {
+                key: "num_experts".into(),
+                architecture: self.config.architecture.name().into(),
+            });
+        };
+        let (name, width) = (|part| naming.name(part, layer), self.config.width);
+        let mut all = Vec::with_capacity(experts.count.min(1024));
+        for expert in 0..experts.count {
+            let rows = || match naming {
+                Naming::Gguf => Rows::Block { index: expert, of: experts.count },
+                Naming::HuggingFace { .. } => Rows::All,
+            };
+            let mut matrix = |part, shape| -> Result<Linear> {
+                Ok(Linear { weight: self.weight(name(part), shape, rows())?, bias: None })
+            };
+            all.push(FeedForward {
+                gate: matrix(Part::ExpertGate(expert), [experts.width, width])?,
+                up: matrix(Part::ExpertUp(expert), [experts.width, width])?,
+                down: matrix(Part::ExpertDown(expert), [width, experts.width])?,
+                activation: self.config.activation,
+            });
+        }
+        let shared = match experts.shared {
+            None => None,
+            Some(shared) => {
+                let names = [name(Part::SharedGate), name(Part::SharedUp), name(Part::SharedDown)];
+                let gate = match shared.gated {
+                    true => Some(self.router(name(Part::SharedRouter), 1)?),
+                    false => None,
+                };
+                Some((self.gated(names, shared.width, false)?, gate))
+            }
+        };
+        Ok(Experts {
+            router: self.router(name(Part::Router), experts.count)?,
+            experts: all,
+            per_row: experts.per_row,
+            normalize: experts.normalize,
+            shared,
+        })
+    }
+
+    /// A router is small and decides much: it is never quantized on load.
+    fn router(&mut self, name: String, rows: usize) -> Result<Linear> {
+        let (name, shape) = (format!("{name}.weight"), [rows, self.config.width]);
+        let matrix = self.source.matrix(&name, shape, Rows::All, WeightFormat::Keep, self.device)?;
+        Ok(Linear { weight: Weight::cpu(matrix), bias: None })
+    }
+
+    fn gated(&mut self, [gate, up, down]: [String; 3], inner: usize, bias: bool) -> Result<FeedForward> {
+        let width = self.config.width;
+        Ok(FeedForward {
+            gate: self.linear(gate, [inner, width], None, bias)?,
+            up: self.linear(up, [inner, width], None, bias)?,
+            down: self.linear(down, [width, inner], None, bias)?,
+            activation: self.config.activation,
+        })
+    }
+
+    fn linear(&mut self, name: String, shape: [usize; 2], order: Option<Vec<u32>>, bias: bool) -> Result<Linear> {
+        let bias = match bias {
+            true => Some(self.vector(&format!("{name}.bias"), shape[0], order.as_deref())?),
+            false => None,
+        };
+        Ok(Linear { weight: self.weight(name, shape, order.map_or(Rows::All, Rows::Order))?, bias })
+    }
+
+    fn weight(&mut self, name: String, shape: [usize; 2], rows: Rows) -> Result<Weight> {
+        let matrix = self.source.matrix(&format!("{name}.weight"), shape, rows, self.options.format, self.device)?;
+        if let Some(progress) = self.options.progress {
+            let (done, total) = self.source.progress();
+            progress(done, total);
+        }
+        Ok(Weight::cpu(matrix))
+    }
+
+    fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Tensor> {
+        let values = self.source.vector(name, length, order)?;
+        let length = values.len();
+        Ok(Tensor::from_f32(values, [length])?)
+    }
+
+    fn norm(&mut self, name: String, width: usize) -> Result<RmsNorm> {
+        let mut weight = self.source.vector(&format!("{name}.weight"), width, None)?;
+        if self.config.norms_less_one {
+            weight.iter_mut().for_each(|weight| *weight += 1.0);
+        }
+        Ok(RmsNorm { weight: Tensor::from_f32(weight, [width])?, epsilon: self.config.rms_epsilon })
+    }
+}

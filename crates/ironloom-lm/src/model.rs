@@ -1,0 +1,204 @@
+//! A language model: weights in packed form, and the pass from ids to logits.
+//!
+//! ```text
+//! x = embedding[ids] * scale
+//! for each layer:  x += post(attention(norm(x)));  x += post(feed_forward(norm(x)))
+//! logits = head(norm(x))
+//! ```
+//!
+//! One pass takes rows of any number of sequences, each a run of consecutive ids with its own cache: a prompt, one step of
+//! decoding, a batch, a verify pass of a speculation are all the same call. A row's logits are the same bits in each.
+
+use ironloom_core::MemoryPlan;
+use ironloom_nn::{Attention, AttentionInput, Embedding, FeedForward, KvCache, Linear, RmsNorm, Span};
+use ironloom_tensor::{Context, Tensor, ops};
+
+use crate::{Config, Error, Experts, Result};
+
+/// A language model, ready to run on the device it was loaded for.
+#[derive(Debug)]
+pub struct Model {
+    pub(crate) config: Config,
+    pub(crate) embedding: Embedding,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) output_norm: RmsNorm,
+    /// The head; tied models share the embedding's weight.
+    pub(crate) head: Linear,
+    /// Inverse frequencies `[half]` and the factor on sines and cosines, for each of the configuration's ropes.
+    pub(crate) ropes: Vec<(Tensor, f32)>,
+    pub(crate) unused: Vec<String>,
+}
+
+/// One layer.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) attention_norm: RmsNorm,
+    pub(crate) attention: Attention,
+    pub(crate) attention_post_norm: Option<RmsNorm>,
+    pub(crate) feed_forward_norm: RmsNorm,
+    pub(crate) feed_forward: BlockFeedForward,
+    pub(crate) feed_forward_post_norm: Option<RmsNorm>,
+    /// Which of the model's ropes it turns by.
+    pub(crate) rope: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum BlockFeedForward {
+    Dense(FeedForward),
+    Routed(Box<Experts>),
+}
+
+/// Which rows of a pass get logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitRows {
+    /// The last row of each span: what decoding needs.
+    Last,
+    /// Every row.
+    All,
+}
+
+impl Model {
+    /// The model's shape and options.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Tensors of the checkpoint that the model did not use.
+    pub fn unused_tensors(&self) -> &[String] {
+        &self.unused
+    }
+
+    /// Bytes of the weights as they are held.
+    pub fn weight_bytes(&self) -> u64 {
+        let mut total = self.embedding.weight.bytes();
+        if !self.config.tied_embeddings {
+            total += self.head.weight.bytes();
+        }
+        let linear = |layer: &Linear| layer.weight.bytes();
+        let gated = |block: &FeedForward| linear(&block.gate) + linear(&block.up) + linear(&block.down);
+        for block in &self.blocks {
+            let attention = &block.attention;
+            total += linear(&attention.q) + linear(&attention.k) + linear(&attention.v) + linear(&attention.out);
+            total += match &block.feed_forward {
+                BlockFeedForward::Dense(block) => gated(block),
+                BlockFeedForward::Routed(experts) => {
+                    let shared = experts.shared.as_ref().map_or(0, |(shared, _)| gated(shared));
+                    linear(&experts.router) + experts.experts.iter().map(gated).sum::<usize>() + shared
+                }
+            };
+        }
+        total as u64
+    }
+
+    /// The packed form of the layers' weights, such as `Q4_1`; `mixed` where they differ.
+    pub fn weight_format(&self) -> &'static str {
+        let formats = |block: &Block| {
+            let attention = &block.attention;
+            [
+                attention.q.weight.format(),
+                attention.k.weight.format(),
+                attention.v.weight.format(),
+                attention.out.weight.format(),
+            ]
+        };
+        let mut all = self.blocks.iter().flat_map(formats);
+        let first = all.next().unwrap_or("none");
+        if all.all(|format| format == first) { first } else { "mixed" }
+    }
+
+    /// An empty cache for one sequence.
+    pub fn new_cache(&self) -> KvCache {
+        KvCache::new(self.config.layers.len(), self.config.kv_heads, self.config.head_width)
+    }
+
+    /// What a session of `positions` positions holds: weights, cache, and the activations of a prompt's chunk of `chunk` rows.
+    pub fn memory_plan(&self, positions: usize, chunk: usize) -> MemoryPlan {
+        plan(&self.config, self.weight_bytes(), positions, chunk)
+    }
+
+    /// Runs `ids`, whose rows belong to `spans` one after the other, and appends them to the spans' caches. The logits are
+    /// `[spans, vocabulary]` or `[ids, vocabulary]`, by `rows`.
+    ///
+    /// # Errors
+    /// The spans' rows are not the ids, a span is empty, a sequence would outgrow the model's context, an id is outside the
+    /// vocabulary, a cache is another model's. Then the caches are as they were.
+    pub fn forward(&self, cx: &Context, ids: &[u32], spans: &mut [Span<'_>], rows: LogitRows) -> Result<Tensor> {
+        let count = |what, expected, found| {
+            if expected == found { Ok(()) } else { Err(Error::Count { what, expected, found }) }
+        };
+        count("the number of the spans' rows", ids.len(), spans.iter().map(|span| span.rows).sum())?;
+        let mut positions = Vec::with_capacity(ids.len());
+        let mut last_rows = Vec::with_capacity(spans.len());
+        let mut lengths = Vec::with_capacity(spans.len());
+        for span in spans.iter() {
+            let start = span.cache.len();
+            if span.rows == 0 {
+                return Err(Error::Count { what: "a span's number of rows", expected: 1, found: 0 });
+            }
+            count("the number of the cache's layers", self.blocks.len(), span.cache.layers())?;
+            if start + span.rows > self.config.context_length {
+                return Err(Error::ContextFull { limit: self.config.context_length, found: start + span.rows });
+            }
+            positions.extend((start..start + span.rows).map(|position| position as u32));
+            last_rows.push(positions.len() as u32 - 1);
+            lengths.push(start);
+        }
+        let hidden = self.hidden(cx, ids, spans, &positions);
+        if hidden.is_err() {
+            // Layers before the failure have appended rows: take them back.
+            spans.iter_mut().zip(lengths).for_each(|(span, length)| span.cache.truncate(length));
+        }
+        let hidden = match rows {
+            LogitRows::All => hidden?,
+            LogitRows::Last => ops::gather_rows(cx, &hidden?, &last_rows)?,
+        };
+        Ok(self.head.forward(cx, &self.output_norm.forward(cx, &hidden)?)?)
+    }
+
+    /// The rows after the last layer, before the output norm.
+    fn hidden(&self, cx: &Context, ids: &[u32], spans: &mut [Span<'_>], positions: &[u32]) -> Result<Tensor> {
+        let phases = self
+            .ropes
+            .iter()
+            .map(|(frequencies, factor)| ops::rope_phases(cx, frequencies, *factor, positions))
+            .collect::<ironloom_tensor::Result<Vec<_>>>()?;
+        let mut x = self.embedding.forward(cx, ids)?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            x = block.forward(cx, x, AttentionInput { phases: &phases[block.rope], spans: &mut *spans, layer })?;
+        }
+        Ok(x)
+    }
+}
+
+impl Block {
+    fn forward(&self, cx: &Context, x: Tensor, input: AttentionInput<'_, '_>) -> Result<Tensor> {
+        let mut delta = self.attention.forward(cx, &self.attention_norm.forward(cx, &x)?, input)?;
+        if let Some(norm) = &self.attention_post_norm {
+            delta = norm.forward(cx, &delta)?;
+        }
+        let x = ops::add(cx, x, &delta)?;
+        let normed = self.feed_forward_norm.forward(cx, &x)?;
+        let mut delta = match &self.feed_forward {
+            BlockFeedForward::Dense(block) => block.forward(cx, &normed)?,
+            BlockFeedForward::Routed(experts) => experts.forward(cx, &normed)?,
+        };
+        if let Some(norm) = &self.feed_forward_post_norm {
+            delta = norm.forward(cx, &delta)?;
+        }
+        Ok(ops::add(cx, x, &delta)?)
+    }
+}
+
+/// Weights, cache and activations of a session, in bytes.
+pub(crate) fn plan(config: &Config, weight_bytes: u64, positions: usize, chunk: usize) -> MemoryPlan {
+    let inner = config.layers.iter().map(|layer| match layer.feed_forward {
+        crate::FeedForwardConfig::Dense { width } => width,
+        crate::FeedForwardConfig::Routed => config.experts.as_ref().map_or(0, |experts| experts.width),
+    });
+    // Alive together at the widest point: the row, its norm, and the two halves of the feed-forward block.
+    let row = 3 * config.width + 2 * inner.max().unwrap_or(0) + 2 * config.heads * config.head_width;
+    MemoryPlan::new()
+        .with("weights", weight_bytes)
+        .with(format!("cache of {positions} positions"), config.cache_bytes(positions))
+        .with("activations", ((chunk * row + config.vocab_size) * size_of::<f32>()) as u64)
+}
