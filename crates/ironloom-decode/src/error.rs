@@ -37,4 +37,116 @@ pub enum Error {
         /// How many logits there were.
         vocabulary: usize,
     },
+    /// A session's context was asked to be longer than the model's.
+    #[error("a context of {asked} was asked for and the model takes {limit}: ask for at most {limit}")]
+    ContextOption {
+        /// The context asked for.
+        asked: usize,
+        /// The model's.
+        limit: usize,
+    },
+    /// Ids do not fit in the context.
+    #[error(
+        "the prompt has {prompt} tokens and the context of {context} has room for {}: shorten the prompt, drop earlier \
+         turns, or open the session with a longer context",
+        context.saturating_sub(*held)
+    )]
+    PromptTooLong {
+        /// Ids to be fed.
+        prompt: usize,
+        /// Ids held already.
+        held: usize,
+        /// The most ids the session holds.
+        context: usize,
+    },
+    /// The session holds as many ids as it can.
+    #[error("the context of {context} tokens is full: truncate the session or open one with a longer context")]
+    ContextFull {
+        /// The most ids the session holds.
+        context: usize,
+    },
+    /// An id is outside of the model's vocabulary.
+    #[error(
+        "token {position} has the id {id} and the model knows ids below {vocabulary}: is the tokenizer this model's?"
+    )]
+    UnknownId {
+        /// The id.
+        id: u32,
+        /// Its place among the ids given, from 0.
+        position: usize,
+        /// How many ids the model knows.
+        vocabulary: usize,
+    },
+    /// Nothing was fed, so there is nothing to continue.
+    #[error("the session is empty: feed it at least one token, such as the start token")]
+    EmptySession,
+    /// A session was asked to keep more ids than it holds.
+    #[error("cannot keep {asked} tokens of a session that holds {length}")]
+    TruncateBeyond {
+        /// How many were to be kept.
+        asked: usize,
+        /// How many there are.
+        length: usize,
+    },
+    /// Feeding was cancelled by its progress function.
+    #[error("feeding was cancelled after {done} of {total} tokens")]
+    Cancelled {
+        /// Ids that had been computed.
+        done: usize,
+        /// Ids that were to be computed.
+        total: usize,
+    },
+    /// A session of another model was to join a batch.
+    #[error("the session is of another model than the batch: make both from the same `Arc`")]
+    OtherModel,
+    /// A row is not in the batch.
+    #[error("row {row} is not in the batch: it has left or never joined")]
+    UnknownRow {
+        /// The row's number.
+        row: u64,
+    },
+    /// A matrix of ids does not divide into rows, or its mask is of another size.
+    #[error("{found} {what} and {expected} were expected for rows of {width}")]
+    PaddedShape {
+        /// What was counted.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+        /// The length of a row.
+        width: usize,
+    },
+    /// A row has padding after its first token.
+    #[error(
+        "row {row} has padding at column {column}, after its first token: only padding on the left can be taken off"
+    )]
+    PaddingInside {
+        /// The row, from 0.
+        row: usize,
+        /// The column, from 0.
+        column: usize,
+    },
+    /// A row is nothing but padding.
+    #[error("row {row} is nothing but padding: give it at least one token")]
+    EmptyRow {
+        /// The row, from 0.
+        row: usize,
+    },
+    /// A pass of the model failed.
+    #[error("the model failed: {source}")]
+    Model {
+        /// The model's own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A model's pass did not do what [`LanguageModel`](crate::LanguageModel) asks of it.
+    #[error("the model's pass left {found} {what} and {expected} were due: its implementation is at fault")]
+    WrongPass {
+        /// What was counted.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+    },
 }

@@ -1,10 +1,37 @@
-//! Text out of a language model: samplers and stop rules.
+//! Text out of a language model: sessions, samplers, stop rules and batches.
+//!
+//! A [`Session`] is one sequence of a model. It is fed ids (a prompt, a turn), gives logits, and grows by what a [`Sampler`]
+//! picks from them. [`generate`] runs it to the end of an answer and gives the text as it becomes certain: whole characters
+//! that belong to no stop string. A [`BatchDecoder`] runs many sessions in one pass of the model per step.
+//!
+//! What this room promises:
+//!
+//! * A sequence's ids depend on its prompt, its sampler's options and the model, on nothing else: not on sequences beside
+//!   it, on how the prompt was cut, or on a session having been truncated, forked or fed before. It takes a model that
+//!   keeps the same promise, and `ironloom-lm`'s does.
+//! * The same seed gives the same text on every machine of one architecture, as long as the logits are the same bits.
+//! * Limits hold: `max_tokens`, the context, every end token. A full context ends the answer; nothing is shifted out.
+//! * What fails or is cancelled leaves a session as it was.
+//!
+//! Models are known by the seam [`LanguageModel`] alone. Nothing here computes on a device or knows a model's insides.
 #![deny(missing_docs)]
 
+mod answer;
+mod batch;
 mod error;
+mod generate;
+mod model;
+mod padding;
 mod sampler;
+mod session;
 mod stop;
 
+pub use answer::AnswerText;
+pub use batch::{BatchDecoder, RowEvent, RowId, RowLimits};
 pub use error::{Error, Result};
+pub use generate::{FinishReason, GenerateOptions, Generation, generate};
+pub use model::{Cache, LanguageModel, Span};
+pub use padding::{Padding, strip_left_padding};
 pub use sampler::{Sampler, SamplerOptions};
+pub use session::{FeedProgress, Session, SessionOptions};
 pub use stop::{Released, StopStrings};

@@ -4,12 +4,14 @@
 //! the vocabulary: top-k keeps a small buffer of the best so far, and top-p finds its last token by a histogram of
 //! weights and sorts the one bucket in which the sum crosses. Candidates are always in the order of their ids.
 
-use super::{SamplerOptions, exponential::exp};
+use super::{SamplerOptions, exponential::extend_weights};
 
 /// Buckets of the weight histogram per factor of two.
 const BUCKETS_PER_OCTAVE: u32 = 8;
 /// Weights below `2^-64` share the last bucket.
 const BUCKETS: usize = 64 * BUCKETS_PER_OCTAVE as usize;
+/// Weights that a draw passes over at a time.
+const BLOCK: usize = 1024;
 /// The fewest tokens that top-k collects before it sorts the better from the worse.
 const SMALLEST_BUFFER: usize = 256;
 
@@ -25,16 +27,16 @@ impl Candidates {
     /// Starts over with the `top_k` largest logits (all where it is 0), weighted `exp((logit - max) / temperature)`.
     pub(super) fn gather(&mut self, logits: &[f32], max: f32, options: &SamplerOptions) {
         let (max, sharpness) = (f64::from(max), 1.0 / f64::from(options.temperature));
-        let weight = |logit: f32| exp((f64::from(logit) - max) * sharpness);
         self.ids.clear();
         self.weights.clear();
         if options.top_k == 0 || options.top_k >= logits.len() {
             self.ids.extend(0..logits.len() as u32);
-            self.weights.extend(logits.iter().map(|&logit| weight(logit)));
+            extend_weights(&mut self.weights, logits, max, sharpness);
         } else {
             self.find_best(logits, options.top_k);
             self.ids.extend(self.best.iter().map(|&(_, id)| id));
-            self.weights.extend(self.best.iter().map(|&(logit, _)| weight(logit)));
+            let best: Vec<f32> = self.best.iter().map(|&(logit, _)| logit).collect();
+            extend_weights(&mut self.weights, &best, max, sharpness);
         }
     }
 
@@ -62,8 +64,7 @@ impl Candidates {
         if top_p >= 1.0 {
             return;
         }
-        let mut masses = [0.0f64; BUCKETS];
-        self.weights.iter().for_each(|&weight| masses[bucket(weight)] += weight);
+        let masses = self.histogram();
         let wanted = top_p * masses.iter().sum::<f64>();
         let mut sum = 0.0;
         let crossing = masses.iter().position(|mass| {
@@ -72,16 +73,29 @@ impl Candidates {
             crosses
         });
         let Some(crossing) = crossing else { return };
+        self.keep(|weight, _| bucket(weight) <= crossing);
         let mut members: Vec<(f64, u32)> = self.pairs().filter(|&(weight, _)| bucket(weight) == crossing).collect();
         members.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let last = members.iter().find(|(weight, _)| {
             sum += weight;
             sum >= wanted
         });
-        // Sums in another order can end a rounding short of the bucket's mass: then its last member is the last one.
-        if let Some(&(lightest, last_id)) = last.or(members.last()) {
+        // Where sums in another order end a rounding short of the bucket's mass, all its members stay.
+        if let Some(&(lightest, last_id)) = last {
             self.keep(|weight, id| weight > lightest || (weight == lightest && id <= last_id));
         }
+    }
+
+    /// The weight in each bucket.
+    fn histogram(&self) -> [f64; BUCKETS] {
+        // Two tables, because weights next to each other often share a bucket and would wait for each other's addition.
+        let mut masses = [[0.0f64; BUCKETS]; 2];
+        for pair in self.weights.chunks(2) {
+            masses.iter_mut().zip(pair).for_each(|(masses, &weight)| masses[bucket(weight)] += weight);
+        }
+        let [mut even, odd] = masses;
+        even.iter_mut().zip(odd).for_each(|(even, odd)| *even += odd);
+        even
     }
 
     /// Keeps candidates of at least `min_p` of the heaviest's weight, which is 1.
@@ -93,14 +107,15 @@ impl Candidates {
 
     /// The candidate at which the running sum of weights passes `uniform` of the total, for `uniform` in `[0, 1)`.
     pub(super) fn draw(&self, uniform: f64) -> u32 {
-        // One order for total and running sum: the last running sum is the total, and `uniform * total` is below it.
-        let target = uniform * self.weights.iter().fold(0.0, |sum, weight| sum + weight);
-        let mut sum = 0.0;
-        let drawn = self.weights.iter().position(|weight| {
-            sum += weight;
-            sum > target
-        });
-        drawn.and_then(|i| self.ids.get(i)).copied().unwrap_or_default()
+        // Blocks first, then inside of one: the running sum of single weights waits for each addition, and would take as
+        // long as all exponentials.
+        let blocks: Vec<f64> = self.weights.chunks(BLOCK).map(sum_in_lanes).collect();
+        let target = uniform * blocks.iter().sum::<f64>();
+        let (block, before) = passing(&blocks, 0.0, target);
+        let start = block * BLOCK;
+        let weights = &self.weights[start..self.weights.len().min(start + BLOCK)];
+        let (place, _) = passing(weights, before, target);
+        self.ids.get(start + place).copied().unwrap_or_default()
     }
 
     fn pairs(&self) -> impl Iterator<Item = (f64, u32)> {
@@ -117,6 +132,29 @@ impl Candidates {
         self.weights.truncate(kept);
         self.ids.truncate(kept);
     }
+}
+
+/// Where the running sum from `sum` on first passes `target`, and the sum before that. Where rounding keeps the sum from
+/// passing it, that is the last weight which is not 0.
+fn passing(weights: &[f64], mut sum: f64, target: f64) -> (usize, f64) {
+    let mut last = (0, sum);
+    for (place, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+        last = (place, sum);
+        sum += weight;
+        if sum > target {
+            break;
+        }
+    }
+    last
+}
+
+/// The sum in a fixed order: eight interleaved sums, then those.
+fn sum_in_lanes(weights: &[f64]) -> f64 {
+    let mut lanes = [0.0; 8];
+    for chunk in weights.chunks(8) {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, weight)| *lane += weight);
+    }
+    lanes.iter().sum()
 }
 
 /// Cuts the list to its `count` best and gives the logit of the last of them; the lowest possible where there are fewer.

@@ -1,7 +1,10 @@
 //! The exponential of numbers that are not positive, in operations that round alike on every machine.
 //!
 //! `exp(x) = 2^n * exp(r)` with `n = round(x / ln 2)` and `|r| <= ln 2 / 2`, where `exp(r)` is its series to the 13th power
-//! (remainder below 5e-18). The system's `exp` differs between C libraries, and a last bit can turn a draw.
+//! (remainder below 5e-18). The system's `exp` differs between C libraries, and a last bit can turn a draw. Products and sums
+//! are rounded one by one, never fused, so vectors of any width give the same bits.
+
+use ironloom_core::SimdLevel;
 
 /// `1.5 * 2^52`: adding it rounds a small number to an integer and leaves that integer in the low bits.
 const ROUND: f64 = 6_755_399_441_055_744.0;
@@ -28,10 +31,37 @@ const SERIES: [f64; 12] = [
     1.0 / 2.0,
 ];
 
+/// Appends `exp((logit - max) * sharpness)` of each logit, none of which is above `max`.
+pub(super) fn extend_weights(weights: &mut Vec<f64>, logits: &[f32], max: f64, sharpness: f64) {
+    let start = weights.len();
+    weights.resize(start + logits.len(), 0.0);
+    let out = &mut weights[start..];
+    match SimdLevel::detect() {
+        #[cfg(target_arch = "x86_64")]
+        SimdLevel::Avx2 | SimdLevel::Avx512 => {
+            // SAFETY: these levels are found only where the processor has AVX2.
+            unsafe { weigh_avx2(out, logits, max, sharpness) }
+        }
+        _ => weigh(out, logits, max, sharpness),
+    }
+}
+
+/// [`weigh`], compiled to vectors of four.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn weigh_avx2(out: &mut [f64], logits: &[f32], max: f64, sharpness: f64) {
+    weigh(out, logits, max, sharpness);
+}
+
+#[inline(always)]
+fn weigh(out: &mut [f64], logits: &[f32], max: f64, sharpness: f64) {
+    out.iter_mut().zip(logits).for_each(|(weight, &logit)| *weight = exp((f64::from(logit) - max) * sharpness));
+}
+
 /// `exp(x)` for `x <= 0`, negative infinity included; 0 below -708. Without a branch, so that a loop over it becomes
 /// vector instructions.
 #[inline(always)]
-pub(super) fn exp(x: f64) -> f64 {
+fn exp(x: f64) -> f64 {
     let bounded = if x < LOWEST { LOWEST } else { x };
     let shifted = bounded * std::f64::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
@@ -47,7 +77,17 @@ pub(super) fn exp(x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::exp;
+    use super::*;
+
+    #[test]
+    fn weights_are_the_same_bits_at_every_level() {
+        let logits: Vec<f32> = (0..1003).map(|i| -(i as f32) * 0.731).collect();
+        let plain: Vec<f64> = logits.iter().map(|&logit| exp((f64::from(logit) - 0.0) * 1.25)).collect();
+        let mut weights = vec![7.0];
+        extend_weights(&mut weights, &logits, 0.0, 1.25);
+        assert_eq!(weights[0], 7.0);
+        assert!(weights[1..].iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
 
     #[test]
     fn it_is_within_two_units_of_the_last_place() {

@@ -98,17 +98,21 @@ fn uniform(seed: u64, index: usize) -> f64 {
 
 /// The largest logit, after making sure that it and all others can be compared.
 fn largest(logits: &[f32]) -> Result<f32> {
-    let (mut max, mut comparable) = (f32::NEG_INFINITY, true);
-    for &logit in logits {
-        comparable &= logit < f32::INFINITY;
-        max = if logit > max { logit } else { max };
-    }
-    if !comparable {
-        let found = logits.iter().enumerate().find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY);
-        if let Some((id, &value)) = found {
-            return Err(Error::NotFinite { id, value });
+    // Lanes make this one pass at the speed of memory; the maximum does not depend on their number.
+    let (mut max, mut wrong) = ([f32::NEG_INFINITY; 16], [0u32; 16]);
+    let (lanes, rest) = logits.as_chunks::<16>();
+    for chunk in lanes.iter().map(<[f32; 16]>::as_slice).chain(rest.chunks(16)) {
+        for ((max, wrong), &logit) in max.iter_mut().zip(&mut wrong).zip(chunk) {
+            *wrong |= u32::from(logit.is_nan() || logit == f32::INFINITY);
+            *max = if logit > *max { logit } else { *max };
         }
     }
+    if wrong.contains(&1) {
+        let found = logits.iter().enumerate().find(|(_, logit)| logit.is_nan() || **logit == f32::INFINITY);
+        let (id, value) = found.map_or((0, f32::NAN), |(id, &value)| (id, value));
+        return Err(Error::NotFinite { id, value });
+    }
+    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
     if max == f32::NEG_INFINITY { Err(Error::NoCandidate { vocabulary: logits.len() }) } else { Ok(max) }
 }
 

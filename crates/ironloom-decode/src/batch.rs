@@ -1,0 +1,263 @@
+//! Many sequences in one pass of the model.
+//!
+//! In: sessions, each with its prompt, sampler and limits. Out, at each step: the next id of every sequence whose prompt is
+//! through. One step is one pass over all of them: a row for each sequence that is answering, and as much of the waiting
+//! prompts as fits beside them. Sequences are ragged (each has its own cache and length), rows leave as they finish, and new
+//! ones join between steps.
+//!
+//! Each sequence gets exactly the ids it gets alone: a model's row depends on its own sequence only, and a sampler's draw on
+//! its seed and the position.
+
+use std::sync::Arc;
+
+use ironloom_lm::Model;
+use ironloom_tensor::Device;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, FinishReason, LanguageModel, Result, Sampler, Session,
+    model::{Engine, Span},
+};
+
+/// When a row of a batch ends. Its text, and so its stop strings, are its owner's: see [`AnswerText`](crate::AnswerText) and
+/// [`BatchDecoder::leave`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RowLimits {
+    /// The most ids to sample; 0 samples none.
+    pub max_tokens: usize,
+    /// Ids that end the row: a tokenizer's `end_ids`.
+    pub end_ids: Vec<u32>,
+}
+
+impl Default for RowLimits {
+    fn default() -> Self {
+        Self { max_tokens: 512, end_ids: Vec::new() }
+    }
+}
+
+/// A row's number in its batch. Numbers are given in ascending order and never again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RowId(u64);
+
+/// What a step brought to one row.
+#[derive(Debug)]
+pub enum RowEvent<M: LanguageModel = Model> {
+    /// The next id; the row goes on.
+    Token(u32),
+    /// The row is done and has left.
+    Finished {
+        /// The last id, sampled in this step; none where the row could not sample any.
+        last: Option<u32>,
+        /// Why it ended.
+        reason: FinishReason,
+        /// Its session, to go on with.
+        session: Session<M>,
+    },
+    /// No id could be sampled for this row alone. It has left.
+    Failed {
+        /// Why.
+        error: Error,
+        /// Its session, as it was before the step's sample.
+        session: Session<M>,
+    },
+}
+
+/// Decodes many sequences of one model together.
+pub struct BatchDecoder<M: LanguageModel = Model> {
+    engine: Engine<M>,
+    rows_per_pass: usize,
+    rows: Vec<Row<M>>,
+    next_row: u64,
+    logits: Vec<f32>,
+}
+
+struct Row<M: LanguageModel> {
+    id: RowId,
+    session: Session<M>,
+    sampler: Sampler,
+    limits: RowLimits,
+    generated: usize,
+}
+
+/// Where the logits for a row's next id are.
+#[derive(Clone, Copy)]
+enum Logits {
+    /// The prompt is not through.
+    None,
+    /// In the session.
+    Own,
+    /// In this span of the pass.
+    Span(usize),
+}
+
+/// What a row got from a step.
+enum Sampled {
+    GoesOn(u32),
+    Ends { last: Option<u32>, reason: FinishReason },
+}
+
+impl<M: LanguageModel> BatchDecoder<M> {
+    /// A batch without rows. A pass takes up to `rows_per_pass` rows; 512 is a good number. Every row that is answering
+    /// takes part in every pass even where they are more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`]: `rows_per_pass` is 0.
+    pub fn new(model: Arc<M>, device: Device, rows_per_pass: usize) -> Result<Self> {
+        if rows_per_pass == 0 {
+            return Err(Error::InvalidOption { option: "rows_per_pass", value: 0.0, limits: "at least 1" });
+        }
+        let engine = Engine { model, device };
+        Ok(Self { engine, rows_per_pass, rows: Vec::new(), next_row: 0, logits: Vec::new() })
+    }
+
+    /// Adds a row: `session`, continued by `prompt`. The prompt is computed by the next steps.
+    ///
+    /// # Errors
+    /// [`Error::OtherModel`]; [`Error::PromptTooLong`]; [`Error::UnknownId`]; [`Error::EmptySession`].
+    pub fn join(
+        &mut self,
+        mut session: Session<M>,
+        prompt: &[u32],
+        sampler: Sampler,
+        limits: RowLimits,
+    ) -> Result<RowId> {
+        if !Arc::ptr_eq(&session.engine().model, &self.engine.model) {
+            return Err(Error::OtherModel);
+        }
+        session.queue(prompt)?;
+        session.check_not_empty()?;
+        let id = RowId(self.next_row);
+        self.next_row += 1;
+        self.rows.push(Row { id, session, sampler, limits, generated: 0 });
+        Ok(id)
+    }
+
+    /// Takes a row out before it is done, and gives its session.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRow`]: it has left, or was never here.
+    pub fn leave(&mut self, row: RowId) -> Result<Session<M>> {
+        let place = self.rows.iter().position(|held| held.id == row).ok_or(Error::UnknownRow { row: row.0 })?;
+        Ok(self.rows.remove(place).session)
+    }
+
+    /// Rows that are not done.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether no row is left.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// One pass for all rows, and what it brought to each, in the order they joined. Rows whose prompt is not through are
+    /// left out.
+    ///
+    /// # Errors
+    /// [`Error::Model`]: the pass failed, and every row is as it was.
+    pub fn step(&mut self) -> Result<Vec<(RowId, RowEvent<M>)>> {
+        let sources = self.pass()?;
+        let (vocabulary, logits) = (self.engine.model.vocabulary(), &self.logits);
+        let mut events = Vec::with_capacity(self.rows.len());
+        let mut staying = Vec::with_capacity(self.rows.len());
+        for (mut row, source) in self.rows.drain(..).zip(sources) {
+            let logits = match source {
+                Logits::Span(span) => Some(&logits[span * vocabulary..(span + 1) * vocabulary]),
+                Logits::Own => None,
+                Logits::None => {
+                    staying.push(row);
+                    continue;
+                }
+            };
+            let id = row.id;
+            match row.sample(logits) {
+                Ok(Sampled::GoesOn(token)) => {
+                    events.push((id, RowEvent::Token(token)));
+                    staying.push(row);
+                }
+                Ok(Sampled::Ends { last, reason }) => {
+                    events.push((id, RowEvent::Finished { last, reason, session: row.session }));
+                }
+                Err(error) => events.push((id, RowEvent::Failed { error, session: row.session })),
+            }
+        }
+        self.rows = staying;
+        Ok(events)
+    }
+
+    /// Puts the next ids of all rows through the model, and says where each row's logits are.
+    fn pass(&mut self) -> Result<Vec<Logits>> {
+        let shares = self.shares();
+        let (mut ids, mut spans, mut sources) = (Vec::new(), Vec::<Span<'_, M::Cache>>::new(), Vec::new());
+        for (row, (pending, share)) in self.rows.iter_mut().zip(shares) {
+            sources.push(match (pending, share) {
+                (0, _) => Logits::Own,
+                (pending, share) if pending == share => Logits::Span(spans.len()),
+                _ => Logits::None,
+            });
+            if share > 0 {
+                let (next, span) = row.session.next_pending(share);
+                ids.extend_from_slice(next);
+                spans.push(span);
+            }
+        }
+        if !spans.is_empty() {
+            self.engine.forward(&ids, &mut spans, &mut self.logits)?;
+        }
+        Ok(sources)
+    }
+
+    /// How many ids each row has to compute, and how many of them in this pass: one for each row that is answering, then
+    /// the prompts in the order they joined, as far as the pass has room.
+    fn shares(&mut self) -> Vec<(usize, usize)> {
+        let pending = |row: &mut Row<M>| if row.limit().is_some() { 0 } else { row.session.pending() };
+        let pending: Vec<usize> = self.rows.iter_mut().map(pending).collect();
+        let answering = pending.iter().filter(|&&pending| pending == 1).count();
+        // Prompts get at least one row, so that a batch of many answering rows cannot hold them off forever.
+        let mut room = self.rows_per_pass.saturating_sub(answering).max(1);
+        let share = |pending: usize| {
+            if pending <= 1 {
+                return (pending, pending);
+            }
+            let share = pending.min(room);
+            room -= share;
+            (pending, share)
+        };
+        pending.into_iter().map(share).collect()
+    }
+}
+
+impl<M: LanguageModel> Row<M> {
+    /// Why the row can sample no further id, where it cannot.
+    fn limit(&self) -> Option<FinishReason> {
+        if self.generated >= self.limits.max_tokens {
+            Some(FinishReason::MaxTokens)
+        } else if self.session.is_full() {
+            Some(FinishReason::ContextFull)
+        } else {
+            None
+        }
+    }
+
+    /// Samples the next id, where the limits allow one.
+    fn sample(&mut self, logits: Option<&[f32]>) -> Result<Sampled> {
+        if let Some(reason) = self.limit() {
+            return Ok(Sampled::Ends { last: None, reason });
+        }
+        let id = self.session.sample_from(logits, &mut self.sampler)?;
+        self.generated += 1;
+        let ended = self.limits.end_ids.contains(&id).then_some(FinishReason::EndToken);
+        Ok(match ended.or(self.limit()) {
+            Some(reason) => Sampled::Ends { last: Some(id), reason },
+            None => Sampled::GoesOn(id),
+        })
+    }
+}
+
+impl<M: LanguageModel> std::fmt::Debug for BatchDecoder<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchDecoder").field("rows", &self.rows.len()).finish_non_exhaustive()
+    }
+}
