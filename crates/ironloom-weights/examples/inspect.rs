@@ -1,8 +1,8 @@
 //! Lists a model file's metadata and tensors: `cargo run -p ironloom-weights --example inspect -- MODEL`.
 
-use std::{process::ExitCode, time::Instant};
+use std::{error::Error, io::Write, process::ExitCode, time::Instant};
 
-use ironloom_weights::{Array, Checkpoint, Result, Value};
+use ironloom_weights::{Array, Checkpoint, Value};
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args_os().nth(1) else {
@@ -10,16 +10,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let start = Instant::now();
-    match ironloom_weights::open(&path) {
-        Ok(checkpoint) => {
-            let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-            println!("{:?}, {} bytes, opened in {milliseconds:.1} ms", checkpoint.format(), checkpoint.file_bytes());
-            if let Err(error) = list(&checkpoint) {
-                eprintln!("{error}");
-                return ExitCode::FAILURE;
-            }
-            ExitCode::SUCCESS
-        }
+    let opened = ironloom_weights::open(&path);
+    let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+    match opened.map_err(Into::into).and_then(|checkpoint| list(&checkpoint, milliseconds)) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
@@ -27,18 +21,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn list(checkpoint: &Checkpoint) -> Result<()> {
+fn list(checkpoint: &Checkpoint, milliseconds: f64) -> Result<(), Box<dyn Error>> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{:?}, {} bytes, opened in {milliseconds:.1} ms", checkpoint.format(), checkpoint.file_bytes())?;
     for (key, value) in checkpoint.metadata().iter() {
         match value {
-            Value::Array(array) => println!("{key} = {} of {}", array.kind(), array.len()),
-            value => println!("{key} = {value:?}"),
+            Value::Array(array) => writeln!(out, "{key} = {} of {}", array.kind(), array.len())?,
+            value => writeln!(out, "{key} = {value:?}")?,
         }
         if let Value::Array(Array::Strings(strings)) = value {
-            println!("    {:?} …", strings.iter().take(8).collect::<Vec<_>>());
+            writeln!(out, "    {:?} …", strings.iter().take(8).collect::<Vec<_>>())?;
         }
     }
     for info in checkpoint.tensors() {
-        println!("{:6} {:18} {:12} {}", info.dtype.name(), info.shape.to_string(), info.bytes()?, info.name);
+        let (dtype, shape, bytes) = (info.dtype.name(), info.shape.to_string(), info.bytes()?);
+        writeln!(out, "{dtype:6} {shape:18} {bytes:12} {}", info.name)?;
     }
     Ok(())
 }

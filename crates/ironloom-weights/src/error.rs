@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use ironloom_core::{DType, format_bytes};
+use ironloom_core::{DType, Shape, format_bytes};
 
 use crate::Disguise;
 
@@ -88,8 +88,8 @@ pub enum Error {
     SplitGguf { path: PathBuf, parts: u64 },
     /// The file ends too early.
     #[error(
-        "{} ends inside {place}: {} bytes are needed up to there and the file has {}; it is cut or damaged, download it \
-         again", path.display(), group(*needed), group(*size)
+        "{} ends inside {place}: it needs {} bytes at least and has {}; it is cut or damaged, download it again",
+        path.display(), group(*needed), group(*size)
     )]
     Truncated { path: PathBuf, place: Place, needed: u64, size: u64 },
     /// A count that the rest of the file cannot hold.
@@ -161,7 +161,7 @@ pub enum Error {
     Trailing { path: PathBuf, expected: u64, size: u64 },
     /// Offsets and shape disagree.
     #[error("{}: tensor {tensor:?} is {dtype} {shape} ({expected} bytes), and its data_offsets span {found} bytes", path.display())]
-    DataLength { path: PathBuf, tensor: String, dtype: DType, shape: ironloom_core::Shape, expected: u64, found: u64 },
+    DataLength { path: PathBuf, tensor: String, dtype: DType, shape: Box<Shape>, expected: u64, found: u64 },
 
     /// The header isn't what safetensors defines.
     #[error("{}: the header is not a valid safetensors header: {source}", path.display())]
@@ -196,7 +196,7 @@ pub enum Error {
     WrongKind { origin: Option<Arc<Path>>, key: String, wanted: &'static str, found: String },
     /// A tensor to write has bytes that aren't what its type and shape take.
     #[error("tensor {tensor:?} is {dtype} {shape} ({expected} bytes), and {found} bytes were given to write")]
-    NewTensorLength { tensor: String, dtype: DType, shape: ironloom_core::Shape, expected: u64, found: u64 },
+    NewTensorLength { tensor: String, dtype: DType, shape: Box<Shape>, expected: u64, found: u64 },
     /// The maker of a tensor to write failed.
     #[error("cannot make tensor {tensor:?} to write: {source}")]
     NewTensor { tensor: String, source: crate::MakeError },
@@ -265,6 +265,12 @@ impl From<ironloom_core::Error> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every fallible call returns one, and crates above hold it in their own errors.
+    #[test]
+    fn errors_are_small() {
+        assert!(size_of::<Error>() <= 104, "{}", size_of::<Error>());
+    }
 
     #[test]
     fn sizes_are_grouped() {

@@ -143,7 +143,7 @@ impl PartialFile {
             }
             let TensorInfo { name, dtype, shape } = info.clone();
             let (expected, found) = (length as u64, bytes.len() as u64);
-            Err(Error::NewTensorLength { tensor: name, dtype, shape, expected, found })
+            Err(Error::NewTensorLength { tensor: name, dtype, shape: Box::new(shape), expected, found })
         };
         match source {
             Source::Bytes(bytes) => {

@@ -158,7 +158,7 @@ fn stored(path: &Path, name: String, entry: &Entry, file: u32, data_start: usize
     let (shape, length) = layout::checked_size(path, &name, dtype, entry.dims())?;
     let [start, end] = entry.data_offsets;
     if end.checked_sub(start) != Some(length as u64) {
-        let (expected, found) = (length as u64, end.saturating_sub(start));
+        let (shape, expected, found) = (Box::new(shape), length as u64, end.saturating_sub(start));
         return Err(Error::DataLength { path: error_path(), tensor: name, dtype, shape, expected, found });
     }
     let Some(start) = usize::try_from(start).ok().and_then(|start| start.checked_add(data_start)) else {
