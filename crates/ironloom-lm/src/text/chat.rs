@@ -179,8 +179,11 @@ impl ChatTemplate {
     /// The text of a conversation.
     ///
     /// # Errors
-    /// The template refuses it ([`TextError::Refused`] with the template's words), or uses something that isn't supported.
+    /// There are no messages, the template refuses them ([`TextError::Refused`] with the template's words), or uses something that isn't supported.
     pub fn render(&self, messages: &[Message], add_generation_prompt: AddGenerationPrompt) -> Result<String> {
+        if messages.is_empty() {
+            return Err(TextError::EmptyConversation);
+        }
         let mut context = self.variables.clone();
         context.insert("messages".to_owned(), Value::from_serialize(messages));
         context
@@ -341,7 +344,9 @@ mod tests {
     #[test]
     fn dates_are_written_as_told() {
         let template = ChatTemplate::new("{{ strftime_now('%d %b %Y') }}").unwrap().at_time(1_721_952_000);
-        assert_eq!(template.render(&[], AddGenerationPrompt::No).unwrap(), "26 Jul 2024");
+        let messages = [Message::new("user", "hi")];
+        assert_eq!(template.render(&messages, AddGenerationPrompt::No).unwrap(), "26 Jul 2024");
+        assert!(matches!(template.render(&[], AddGenerationPrompt::No), Err(TextError::EmptyConversation)));
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("the model has no chat template{}: it answers plain prompts only, or give a template file", Names(names))]
     NoTemplate { names: Vec<String> },
+    /// A conversation without messages.
+    #[error("the conversation has no messages: give at least one")]
+    EmptyConversation,
     /// The template is not valid, or uses something that isn't supported.
     #[error("the chat template cannot be used: {reason}")]
     Template { reason: String },
