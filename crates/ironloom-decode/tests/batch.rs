@@ -50,6 +50,18 @@ fn a_step_is_one_pass_and_prompts_share_its_room() {
     assert_eq!(rows[&second], (alone(&model, &[3; 12], &mut sampler(2), 2), Some(FinishReason::MaxTokens)));
 }
 
+#[test]
+fn waiting_prompts_divide_a_pass_in_the_order_they_joined() {
+    let model = ScriptedModel::hashing(100);
+    let mut batch = batch(&model, 8);
+    for (seed, length) in [(1, 5), (2, 6), (3, 4)] {
+        batch.join(model.session(), &vec![seed; length], sampler(u64::from(seed)), limits(2)).unwrap();
+    }
+    run(&mut batch);
+    // The first pass has no room for the third prompt.
+    assert_eq!(model.take_passes(), [vec![5, 3], vec![1, 3, 4], vec![1, 1]]);
+}
+
 proptest! {
     #[test]
     fn rows_that_come_and_go_get_what_they_get_alone(

@@ -242,6 +242,14 @@ mod tests {
     }
 
     #[test]
+    fn a_draw_divides_the_unit_interval_by_weight() {
+        let equal = gathered(&[0.0; 5000], 0);
+        assert!((0..5000u32).all(|id| equal.draw((f64::from(id) + 0.5) / 5000.0) == id));
+        let halves = gathered(&[0.0; 2], 0);
+        assert_eq!([0.0, 0.5f64.next_down(), 0.5, 1.0f64.next_down()].map(|u| halves.draw(u)), [0, 0, 1, 1]);
+    }
+
+    #[test]
     fn ties_at_the_cut_of_top_p_go_to_lower_ids() {
         let mut candidates = gathered(&[1.0; 10], 0);
         candidates.keep_top_p(0.25);

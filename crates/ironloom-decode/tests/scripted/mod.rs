@@ -78,7 +78,11 @@ impl LanguageModel for ScriptedModel {
         for span in spans.iter_mut() {
             let rows = &ids[start..start + span.rows];
             start += span.rows;
-            span.cache.0.extend_from_slice(&rows[..if fails { rows.len().div_ceil(2) } else { rows.len() }]);
+            match fails {
+                // What a pass leaves that failed half-way is worth nothing.
+                true => span.cache.0.extend(rows.iter().take(rows.len().div_ceil(2)).map(|_| u32::MAX)),
+                false => span.cache.0.extend_from_slice(rows),
+            }
             logits.extend(self.logits_after(&span.cache.0));
         }
         if fails { Err(Failed(number)) } else { Ok(()) }
