@@ -20,7 +20,7 @@ use crate::{Error, Metadata, Result, TensorInfo, Value};
 
 /// The four bytes a file starts with.
 const MAGIC: &[u8; 4] = b"GGUF";
-/// The version [`write`] writes.
+/// The version [`write()`] writes.
 const VERSION_WRITTEN: u32 = 3;
 /// The metadata key of the alignment.
 const ALIGNMENT_KEY: &str = "general.alignment";

@@ -44,7 +44,7 @@ pub fn write(
 /// finds half a model.
 ///
 /// # Errors
-/// As for [`write`]; or the folder holds a `model.safetensors` or an index that readers would take in place of the files to write.
+/// As for [`write()`]; or the folder holds a `model.safetensors` or an index that readers would take in place of the files to write.
 pub fn write_sharded(
     folder: impl AsRef<Path>,
     metadata: &Metadata,
