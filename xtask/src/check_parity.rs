@@ -9,6 +9,14 @@
 #[cfg(feature = "engine")]
 mod case;
 #[cfg(feature = "engine")]
+mod inputs;
+#[cfg(feature = "engine")]
+mod models;
+#[cfg(feature = "engine")]
+mod operations;
+#[cfg(feature = "engine")]
+mod real;
+#[cfg(feature = "engine")]
 mod record;
 mod sources;
 #[cfg(feature = "engine")]

@@ -43,14 +43,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The scripts a person runs, in order. A file whose name starts with `_` is imported by the others.
+/// The scripts that run by themselves, in order: those with a `__main__` whose head does not exclude them.
 fn scripts(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let mut scripts: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    scripts.retain(|path| path.extension().is_some_and(|extension| extension == "py") && !name(path).starts_with('_'));
+    scripts.retain(|path| is_run(path));
     scripts.sort();
     ensure!(!scripts.is_empty(), "no scripts in {}", folder.display());
     Ok(scripts)
+}
+
+fn is_run(path: &Path) -> bool {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let is_python = path.extension().is_some_and(|extension| extension == "py");
+    is_python && text.contains("__main__") && !text.contains("Not run by `cargo xtask golden`")
 }
 
 fn name(script: &Path) -> String {

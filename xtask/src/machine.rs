@@ -48,6 +48,40 @@ pub(crate) fn peak_mib() -> f64 {
     kib.unwrap_or(0.0) / 1024.0
 }
 
+/// How long the processor and this process have worked, in the system's ticks; to see what others took meanwhile.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ProcessorTime {
+    all: u64,
+    idle: u64,
+    own: u64,
+}
+
+impl ProcessorTime {
+    /// The ticks until now; all 0 where the system does not say.
+    pub(crate) fn now() -> Self {
+        let system = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let process = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        Self::parse(&system, &process).unwrap_or_default()
+    }
+
+    /// The share of the processor that other processes (or other machines on the same host) took since then.
+    pub(crate) fn share_of_others(self) -> f64 {
+        let now = Self::now();
+        let [all, idle, own] = [now.all - self.all, now.idle - self.idle, now.own - self.own];
+        if all == 0 { 0.0 } else { all.saturating_sub(idle + own) as f64 / all as f64 }
+    }
+
+    /// From `/proc/stat` (user, nice, system, idle, iowait, irq, softirq, steal) and `/proc/self/stat` (whose 14th and 15th
+    /// fields are this process's user and system time; the second may contain spaces but ends with `)`).
+    fn parse(system: &str, process: &str) -> Option<Self> {
+        let numbers = |text: &str| text.split_whitespace().map(|word| word.parse().unwrap_or(0)).collect::<Vec<u64>>();
+        let all = numbers(system.lines().next()?.strip_prefix("cpu ")?);
+        let own = numbers(process.rsplit_once(") ")?.1);
+        let idle = all.get(3)? + all.get(4)?;
+        Some(Self { all: all.iter().take(8).sum(), idle, own: own.get(11)? + own.get(12)? })
+    }
+}
+
 /// Today, as `2026-12-01`, in universal time.
 pub(crate) fn date() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -133,6 +167,15 @@ mod tests {
         let text = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 207\nmodel name\t: A B\n";
         assert_eq!(Processor::parse(text), Some(Processor { model: "A B".to_owned(), numbers: "6-207".to_owned() }));
         assert_eq!(Processor::parse(""), None);
+    }
+
+    #[test]
+    fn ticks_are_read() {
+        let system = "cpu  10 1 5 100 4 0 2 3 0 0\ncpu0 1 1 1 1\n";
+        let process = "7 (a b) S 1 2 3 4 5 6 7 8 9 10 20 5 0 0";
+        let time = ProcessorTime::parse(system, process).unwrap();
+        assert_eq!((time.all, time.idle, time.own), (125, 104, 25));
+        assert!(ProcessorTime::parse("", "").is_none());
     }
 
     #[test]

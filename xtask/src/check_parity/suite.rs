@@ -5,16 +5,16 @@ use anyhow::{Result, bail, ensure};
 use super::{
     Arguments, Device,
     case::{Case, Kernel, Outcome},
-    record,
+    models, operations, record,
 };
 use crate::table::Table;
 
 /// Runs the cases, prints a table, and fails when one does not hold.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let Device::Cpu = arguments.device;
     let kernel = if arguments.mutate { Kernel::OneInFourDropped } else { Kernel::Ours };
     let named = |case: &Case| arguments.names.iter().any(|name| case.operation.starts_with(name.as_str()));
-    let cases: Vec<Case> = all_cases()?.into_iter().filter(|case| arguments.names.is_empty() || named(case)).collect();
+    let cases: Vec<Case> =
+        all_cases(arguments.device)?.into_iter().filter(|case| arguments.names.is_empty() || named(case)).collect();
     ensure!(!cases.is_empty(), "no case is called {}", arguments.names.join(" or "));
 
     let outcomes: Vec<(Case, Outcome)> = cases
@@ -58,8 +58,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn all_cases() -> Result<Vec<Case>> {
-    Ok(Vec::new())
+fn all_cases(device: Device) -> Result<Vec<Case>> {
+    let device = match device {
+        Device::Cpu => ironloom_tensor::Device::cpu(0),
+    };
+    let mut cases = operations::cases(&device);
+    cases.extend(models::cases(&device)?);
+    Ok(cases)
 }
 
 fn table_of_cases(outcomes: &[(Case, Outcome)]) -> Table {

@@ -1,0 +1,89 @@
+//! Every golden model: the logits another implementation computed from the same weights, at every position of two prompts.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+use ironloom_lm::{LoadOptions, LogitRows, Model};
+use ironloom_nn::Span;
+use ironloom_quant::{pack, unpack};
+use ironloom_tensor::{Context, Device};
+use ironloom_weights::{Checkpoint, DType, NewTensor, TensorInfo, safetensors};
+
+use super::case::{Bound, Case, Kernel, Results};
+use crate::workspace;
+
+/// The relative error of logits. The reference itself, in single precision, is within 3e-6 of its double-precision pass;
+/// one wrong option is 5e-4 away or more.
+const BOUND: Bound = Bound::Fixed(1e-5);
+const SEQUENCES: [&str; 2] = ["short", "long"];
+
+/// A case for each prompt of each folder of `tests/golden/models`.
+pub(super) fn cases(device: &Device) -> Result<Vec<Case>> {
+    let folder = workspace::root().join("tests/golden/models");
+    let mut cases = Vec::new();
+    let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut models: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    models.retain(|model| model.join("model.safetensors").exists() && model.join("expected.safetensors").exists());
+    models.sort();
+    for model in models {
+        let name = format!("model {}", model.file_name().unwrap_or_default().to_string_lossy());
+        for sequence in SEQUENCES {
+            let (model, device) = (model.clone(), device.clone());
+            cases.push(Case::new(&name, sequence, BOUND, move |kernel| results(&model, sequence, &device, kernel)));
+        }
+    }
+    Ok(cases)
+}
+
+fn results(folder: &Path, sequence: &str, device: &Device, kernel: Kernel) -> Result<Results> {
+    let expected = ironloom_weights::open(folder.join("expected.safetensors"))?;
+    let ids = integers(&expected, &format!("{sequence}.input_ids"))?;
+    let reference = floats(&expected, &format!("{sequence}.logits"))?;
+    let model = match kernel {
+        Kernel::Ours => load(folder, device)?,
+        Kernel::OneInFourDropped => {
+            let place = workspace::target().join("parity-dropped").join(folder.file_name().unwrap_or_default());
+            drop_weights(folder, &place, kernel)?;
+            load(&place, device)?
+        }
+    };
+    let mut cache = model.new_cache();
+    let mut spans = [Span { cache: &mut cache, rows: ids.len() }];
+    let logits = model.forward(&Context::inference(device), &ids, &mut spans, LogitRows::All)?;
+    let reference = reference.into_iter().map(f64::from).collect();
+    Ok(Results { reference, plain: Vec::new(), ours: logits.into_f32()? })
+}
+
+fn load(folder: &Path, device: &Device) -> Result<Model> {
+    Ok(Model::load(&ironloom_weights::open(folder)?, device, &LoadOptions::default())?)
+}
+
+/// Writes the model of `from` to `to` with what `kernel` drops of each tensor.
+fn drop_weights(from: &Path, to: &Path, kernel: Kernel) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("cannot make the folder {}", to.display()))?;
+    fs::copy(from.join("config.json"), to.join("config.json"))?;
+    let checkpoint = ironloom_weights::open(from)?;
+    let mut tensors = Vec::new();
+    for info in checkpoint.tensors() {
+        let values = floats(&checkpoint, &info.name)?;
+        let info = TensorInfo { name: info.name.clone(), dtype: info.dtype, shape: info.shape };
+        let bytes = pack(info.dtype, &kernel.inputs(&values))?;
+        tensors.push(NewTensor::new(info, bytes));
+    }
+    safetensors::write(to.join("model.safetensors"), checkpoint.metadata(), tensors, &mut |_| {})?;
+    Ok(())
+}
+
+fn floats(checkpoint: &Checkpoint, name: &str) -> Result<Vec<f32>> {
+    let tensor = checkpoint.tensor(name)?;
+    let mut values = vec![0.0; tensor.shape.elements()?];
+    unpack(tensor.dtype, &tensor.bytes, &mut values)?;
+    Ok(values)
+}
+
+fn integers(checkpoint: &Checkpoint, name: &str) -> Result<Vec<u32>> {
+    let tensor = checkpoint.tensor(name)?;
+    ensure!(tensor.dtype == DType::I32, "{name} is {}, and I32 is right", tensor.dtype);
+    let words = tensor.bytes.as_chunks::<4>().0;
+    Ok(words.iter().map(|&word| u32::from_le_bytes(word)).collect())
+}

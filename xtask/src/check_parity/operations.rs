@@ -1,0 +1,52 @@
+//! The cases of every operation, in files of the operations' names.
+//!
+//! Each file holds the operation's formula as a plain loop over [`Real`](super::real::Real), from which both the reference
+//! (f64) and the low-precision version (f32) come, and the shapes it is run at: odd, one, just past a vector or a block.
+
+mod add;
+mod attention;
+mod embedding;
+mod gated_activation;
+mod linear;
+mod rmsnorm;
+mod rope;
+mod route_experts;
+mod rows;
+
+use anyhow::{Context as _, Result};
+use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor};
+
+use super::case::Case;
+
+/// Every operation's cases on `device`.
+pub(super) fn cases(device: &Device) -> Vec<Case> {
+    let by_operation = [
+        linear::cases,
+        embedding::cases,
+        rmsnorm::cases,
+        rope::cases,
+        attention::cases,
+        gated_activation::cases,
+        add::cases,
+        route_experts::cases,
+        rows::cases,
+    ];
+    by_operation.into_iter().flat_map(|cases| cases(device)).collect()
+}
+
+/// Runs `forward` under a tape, then back from `gradient`: the output and what the tape found.
+fn differentiate(
+    device: &Device,
+    gradient: Tensor,
+    forward: impl FnOnce(&Context) -> Result<Tensor>,
+) -> Result<Gradients> {
+    let tape = Tape::new();
+    let output = forward(&Context::training(device, &tape))?;
+    Ok(tape.backward(&output, gradient)?)
+}
+
+/// The gradient of `tensor`, as values.
+fn gradient_of(gradients: &Gradients, tensor: &Tensor) -> Result<Vec<f32>> {
+    let gradient = gradients.get(&tensor.id()).context("the tape found no gradient for an input")?;
+    Ok(gradient.as_f32()?.to_vec())
+}

@@ -1,0 +1,70 @@
+//! `add`, `add_bias` and `scale`: `x + y`, `x + b` for each row, `f x`.
+
+use ironloom_tensor::{Context, Device, Tensor, ops};
+
+use super::{differentiate, gradient_of};
+use crate::check_parity::{
+    case::{Bound, Case, Results},
+    inputs::Inputs,
+    real::Real,
+};
+
+const SHAPES: [[usize; 2]; 4] = [[1, 3], [3, 17], [2, 65], [33, 576]];
+const FACTOR: f32 = 0.3;
+
+pub(super) fn cases(device: &Device) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for [rows, width] in SHAPES {
+        let shape = format!("[{rows}, {width}]");
+        let inputs = |name: &str| {
+            let mut inputs = Inputs::of(name, &shape);
+            (inputs.normal(rows * width), inputs.normal(rows * width))
+        };
+        let ((x, y), device) = (inputs("add"), device.clone());
+        let place = device.clone();
+        cases.push(Case::new("add", &shape, Bound::TwicePlain, move |kernel| {
+            let ours = ops::add(
+                &Context::inference(&place),
+                Tensor::from_f32(kernel.inputs(&x), [rows, width])?,
+                &Tensor::from_f32(kernel.inputs(&y), [rows, width])?,
+            )?;
+            Ok(Results { reference: add::<f64>(&x, &y), plain: add::<f32>(&x, &y), ours: ours.into_f32()? })
+        }));
+
+        let ((x, mut bias), place) = (inputs("add_bias"), device.clone());
+        bias.truncate(width);
+        cases.push(Case::new("add_bias", &shape, Bound::TwicePlain, move |kernel| {
+            let ours = ops::add_bias(
+                &Context::inference(&place),
+                Tensor::from_f32(kernel.inputs(&x), [rows, width])?,
+                &Tensor::from_f32(kernel.inputs(&bias), [width])?,
+            )?;
+            let rows = bias.repeat(rows);
+            Ok(Results { reference: add::<f64>(&x, &rows), plain: add::<f32>(&x, &rows), ours: ours.into_f32()? })
+        }));
+
+        let ((x, gradient), place) = (inputs("scale"), device.clone());
+        let forward = x.clone();
+        cases.push(Case::new("scale", &shape, Bound::TwicePlain, move |kernel| {
+            let input = Tensor::from_f32(kernel.inputs(&forward), [rows, width])?;
+            let ours = ops::scale(&Context::inference(&place), input, FACTOR)?;
+            Ok(Results { reference: scale::<f64>(&forward), plain: scale::<f32>(&forward), ours: ours.into_f32()? })
+        }));
+        cases.push(Case::new("scale gradient", &shape, Bound::ThricePlain, move |kernel| {
+            let input = Tensor::from_f32(x.clone(), [rows, width])?;
+            let above = Tensor::from_f32(kernel.inputs(&gradient), [rows, width])?;
+            let found = differentiate(&device, above, |cx| Ok(ops::scale(cx, input.clone(), FACTOR)?))?;
+            let ours = gradient_of(&found, &input)?;
+            Ok(Results { reference: scale::<f64>(&gradient), plain: scale::<f32>(&gradient), ours })
+        }));
+    }
+    cases
+}
+
+fn add<R: Real>(x: &[f32], y: &[f32]) -> Vec<R> {
+    R::all(x).into_iter().zip(R::all(y)).map(|(x, y)| x + y).collect()
+}
+
+fn scale<R: Real>(x: &[f32]) -> Vec<R> {
+    R::all(x).into_iter().map(|x| x * R::of(f64::from(FACTOR))).collect()
+}

@@ -1,0 +1,85 @@
+//! `rmsnorm`: `x / sqrt(mean x^2 + e) * w` for each run of `w`'s length, and its gradients.
+
+use anyhow::Result;
+use ironloom_tensor::{Context, Device, Tensor, ops};
+
+use super::{differentiate, gradient_of};
+use crate::check_parity::{
+    case::{Bound, Case, Results},
+    inputs::Inputs,
+    real::Real,
+};
+
+const EPSILON: f32 = 1e-5;
+/// Rows, runs in a row, length of a run.
+const SHAPES: [[usize; 3]; 6] = [[1, 1, 4], [1, 1, 16], [3, 1, 17], [2, 9, 64], [5, 1, 576], [2, 1, 4099]];
+
+pub(super) fn cases(device: &Device) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for [rows, runs, width] in SHAPES {
+        let shape = format!("[{rows}, {runs} x {width}]");
+        let mut inputs = Inputs::of("rmsnorm", &shape);
+        let (x, weight) = (inputs.normal(rows * runs * width), inputs.normal(width));
+        let above = inputs.normal(rows * runs * width);
+        let tensor = move |values: Vec<f32>| -> Result<Tensor> { Ok(Tensor::from_f32(values, [rows, runs * width])?) };
+
+        let place = device.clone();
+        let (x_in, weight_in) = (x.clone(), weight.clone());
+        cases.push(Case::new("rmsnorm", &shape, Bound::TwicePlain, move |kernel| {
+            let weight = Tensor::from_f32(kernel.inputs(&weight_in), [width])?;
+            let ours = ops::rmsnorm(&Context::inference(&place), &tensor(x_in.clone())?, &weight, EPSILON)?;
+            Ok(Results {
+                reference: forward::<f64>(&x_in, &weight_in),
+                plain: forward::<f32>(&x_in, &weight_in),
+                ours: ours.into_f32()?,
+            })
+        }));
+
+        let place = device.clone();
+        cases.push(Case::new("rmsnorm gradient", &shape, Bound::ThricePlain, move |kernel| {
+            let (x_in, weight_in) = (tensor(x.clone())?, Tensor::from_f32(weight.clone(), [width])?);
+            let found = differentiate(&place, tensor(kernel.inputs(&above))?, |cx| {
+                Ok(ops::rmsnorm(cx, &x_in, &weight_in, EPSILON)?)
+            })?;
+            let ours = [gradient_of(&found, &x_in)?, gradient_of(&found, &weight_in)?].concat();
+            Ok(Results {
+                reference: backward::<f64>(&above, &x, &weight),
+                plain: backward::<f32>(&above, &x, &weight),
+                ours,
+            })
+        }));
+    }
+    cases
+}
+
+/// `1 / sqrt(mean x^2 + e)`.
+fn factor<R: Real>(x: &[R]) -> R {
+    let mean = x.iter().map(|&x| x * x).sum::<R>() / R::of(x.len() as f64);
+    R::of(1.0) / (mean + R::of(f64::from(EPSILON))).sqrt()
+}
+
+fn forward<R: Real>(x: &[f32], weight: &[f32]) -> Vec<R> {
+    let (x, weight) = (R::all(x), R::all(weight));
+    let mut out = Vec::new();
+    for x in x.chunks_exact(weight.len()) {
+        let r = factor(x);
+        out.extend(x.iter().zip(&weight).map(|(&x, &w)| x * r * w));
+    }
+    out
+}
+
+/// With `h = x r`: `dx = r (g w - h mean(g w h))`, then `dw = sum over runs of g h`.
+fn backward<R: Real>(above: &[f32], x: &[f32], weight: &[f32]) -> Vec<R> {
+    let (above, x, weight) = (R::all(above), R::all(x), R::all(weight));
+    let width = weight.len();
+    let (mut to_x, mut to_weight) = (Vec::new(), vec![R::of(0.0); width]);
+    for (g, x) in above.chunks_exact(width).zip(x.chunks_exact(width)) {
+        let r = factor(x);
+        let mean = (0..width).map(|j| g[j] * weight[j] * x[j] * r).sum::<R>() / R::of(width as f64);
+        for j in 0..width {
+            to_x.push(r * (g[j] * weight[j] - x[j] * r * mean));
+            to_weight[j] = to_weight[j] + g[j] * x[j] * r;
+        }
+    }
+    [to_x, to_weight].concat()
+}
