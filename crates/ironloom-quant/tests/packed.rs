@@ -121,7 +121,8 @@ fn packed_sizes_stay_near_the_files() {
         let (rows, cols) = (64, 2048);
         let bytes = stored(dtype, rows, cols);
         let matrix = PackedMatrix::from_stored(dtype, &bytes, rows, cols, None, WeightFormat::Keep, &threads).unwrap();
-        let ratio = matrix.bytes() as f64 / bytes.len() as f64;
+        // Less the cache line that kernels may read into.
+        let ratio = (matrix.bytes() - 64) as f64 / bytes.len() as f64;
         assert!(ratio <= most, "{dtype}: {ratio:.3} of the file's size");
     }
 }

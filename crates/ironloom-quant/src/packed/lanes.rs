@@ -3,6 +3,8 @@
 //! [`Scalar`] is the reference: arrays and `f32::mul_add`. The levels in [`x86`](super::x86) do the same operations with
 //! registers. All operations here are exact or rounded once, so a kernel written in them gives the same bits at every level.
 
+use super::layout::STEP;
+
 /// Rows of a panel, and lanes of a vector.
 pub(super) const LANES: usize = 16;
 
@@ -14,8 +16,6 @@ pub(super) const LANES: usize = 16;
 pub(super) trait Lanes: Copy {
     /// Sixteen f32.
     type Floats: Copy;
-    /// Sixteen u32.
-    type Words: Copy;
 
     unsafe fn splat(value: f32) -> Self::Floats;
     /// Reads 64 bytes.
@@ -25,12 +25,8 @@ pub(super) trait Lanes: Copy {
     /// `a * b + c`, rounded once.
     unsafe fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// Reads 64 bytes as sixteen little-endian words.
-    unsafe fn load_words(from: *const u8) -> Self::Words;
-    /// `table[word & 15]`.
-    unsafe fn lookup(table: Self::Floats, words: Self::Words) -> Self::Floats;
-    /// `word >> 4`.
-    unsafe fn shift_nibble(words: Self::Words) -> Self::Words;
+    /// Reads 64 bytes as sixteen little-endian words; may read three more. Result j is `table[nibble j of each word]`.
+    unsafe fn lookup_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP];
     /// Reads 16 bytes as signed integers.
     unsafe fn load_i8(from: *const u8) -> Self::Floats;
     /// Reads 32 bytes as IEEE half precision.
@@ -45,7 +41,6 @@ pub(super) struct Scalar;
 
 impl Lanes for Scalar {
     type Floats = [f32; LANES];
-    type Words = [u32; LANES];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self::Floats {
@@ -70,17 +65,10 @@ impl Lanes for Scalar {
         std::array::from_fn(|i| a[i] * b[i])
     }
     #[inline(always)]
-    unsafe fn load_words(from: *const u8) -> Self::Words {
+    unsafe fn lookup_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP] {
         // SAFETY: the caller says 64 bytes are readable.
-        unsafe { from.cast::<Self::Words>().read_unaligned() }.map(u32::from_le)
-    }
-    #[inline(always)]
-    unsafe fn lookup(table: Self::Floats, words: Self::Words) -> Self::Floats {
-        words.map(|word| table[(word & 15) as usize])
-    }
-    #[inline(always)]
-    unsafe fn shift_nibble(words: Self::Words) -> Self::Words {
-        words.map(|word| word >> 4)
+        let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() }.map(u32::from_le);
+        std::array::from_fn(|j| words.map(|word| table[(word >> (4 * j) & 15) as usize]))
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self::Floats {

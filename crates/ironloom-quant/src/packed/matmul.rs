@@ -4,7 +4,7 @@
 //! more rows, a task unpacks the codes of four panels by 128 columns into a strip that stays in the first-level cache, and
 //! reuses it for its rows of x. Work is split over outputs only, never over a sum.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, mem::MaybeUninit};
 
 use ironloom_core::{SimdLevel, Threads};
 
@@ -19,6 +19,9 @@ use crate::{Error, Result};
 
 /// Rows of x a task of several rows takes: enough to hide the unpacking of its strip.
 const ROW_BLOCK: usize = 128;
+
+/// The most panels a kernel for one row of x takes.
+const MOST_PANELS: usize = 8;
 
 /// One matrix product of a [`matmul`] call.
 pub struct Product<'a> {
@@ -205,15 +208,14 @@ impl<'a> Job<'a> {
     fn vector(&self, mut panel: usize, count: usize) {
         let end = panel + count;
         while panel < end {
-            let choice = match end - panel {
-                1 => 0,
-                2..=3 => 1,
-                _ => 2,
+            // The last kernel takes a single panel.
+            let Some(&(width, kernel)) = self.kernels.vector.iter().find(|(width, _)| panel + width <= end) else {
+                return;
             };
-            let mut out = [[0.0; LANES]; 4];
+            let mut out = [[0.0; LANES]; MOST_PANELS];
             // SAFETY: the level was checked; the panels are the matrix's, x and sums cover its padded columns.
             unsafe {
-                (self.kernels.vector[choice])(VectorArguments {
+                kernel(VectorArguments {
                     records: self.records(panel),
                     panel_bytes: self.matrix.panel_bytes,
                     count: self.matrix.records,
@@ -223,20 +225,26 @@ impl<'a> Job<'a> {
                     out: out.as_mut_ptr(),
                 });
             }
-            for (i, totals) in out[..1 << choice].iter().enumerate() {
+            for (i, totals) in out[..width].iter().enumerate() {
                 self.finish(0, panel + i, totals);
             }
-            panel += 1 << choice;
+            panel += width;
         }
     }
 
     /// Rows `first_row..first_row + rows` of x (at most [`ROW_BLOCK`]) against the strip of panels from `panel`.
-    fn tiles(&self, scratch: &mut Scratch, panel: usize, first_row: usize, rows: usize) {
+    fn tiles(&self, scratch: &mut MaybeUninit<Scratch>, panel: usize, first_row: usize, rows: usize) {
         let matrix = self.matrix;
         let panels = STRIP_PANELS.min(matrix.panels() - panel);
         let group = matrix.kind.layout.group;
-        let Scratch { strip, totals } = scratch;
-        totals[..rows].fill([[0.0; LANES]; STRIP_PANELS]);
+        // Not cleared as a whole: that took a twentieth of a task.
+        let scratch = scratch.as_mut_ptr();
+        // SAFETY: the pointer is to the caller's scratch; the totals in use are written before the slice is made.
+        let (strip, totals) = unsafe {
+            let totals = (&raw mut (*scratch).totals).cast::<[[f32; LANES]; STRIP_PANELS]>();
+            totals.write_bytes(0, rows);
+            (&raw mut (*scratch).strip, std::slice::from_raw_parts_mut(totals, rows))
+        };
         let padded = matrix.padded_cols();
         for col in (0..padded).step_by(STRIP_COLS) {
             let cols = STRIP_COLS.min(padded - col);
@@ -269,7 +277,7 @@ impl<'a> Job<'a> {
             // SAFETY: the level was checked; x and sums have these rows and columns, totals these rows.
             unsafe { (self.kernels.tiles)(arguments) };
         }
-        for (row, totals) in totals[..rows].iter().enumerate() {
+        for (row, totals) in totals.iter().enumerate() {
             for (i, totals) in totals[..panels].iter().enumerate() {
                 self.finish(first_row + row, panel + i, totals);
             }
@@ -286,11 +294,12 @@ struct Scratch {
 
 fn run_vector(threads: &Threads, jobs: &[Job<'_>]) {
     let panels: usize = jobs.iter().map(|job| job.matrix.panels()).sum();
-    // Eight tasks per thread even out the load; several panels at once keep more memory streams and sums in flight.
-    let chunk = match panels / (threads.count() * 8) {
-        0..=1 => 1,
-        2..=3 => 2,
-        more => (more / 4 * 4).min(32),
+    // Four tasks per thread or more even out the load, of a kernel's full width where there are enough panels.
+    let chunk = match panels / (threads.count() * 4) {
+        0 => 1,
+        few @ 1..4 => few,
+        4..8 => 4,
+        many => (many / MOST_PANELS * MOST_PANELS).min(32),
     };
     let tasks = |job: &Job<'_>| job.matrix.panels().div_ceil(chunk);
     threads.run(jobs.iter().map(tasks).sum(), |mut task| {
@@ -314,18 +323,9 @@ fn run_tiles(threads: &Threads, jobs: &[Job<'_>], n: usize) {
         let (first, end) = (n * block / blocks, n * (block + 1) / blocks);
         for job in jobs {
             if strip < strips(job) {
-                return job.tiles(&mut Scratch::new(), strip * STRIP_PANELS, first, end - first);
+                return job.tiles(&mut MaybeUninit::uninit(), strip * STRIP_PANELS, first, end - first);
             }
             strip -= strips(job);
         }
     });
 }
-
-impl Scratch {
-    fn new() -> Self {
-        bytemuck::Zeroable::zeroed()
-    }
-}
-
-// SAFETY: arrays of floats, for which zero bytes are zeros.
-unsafe impl bytemuck::Zeroable for Scratch {}

@@ -63,6 +63,8 @@ impl PackedMatrix {
             .and_then(|bytes| bytes.checked_next_multiple_of(size_of::<Line>()))
             .ok_or_else(overflow)?;
         let lines = rows.div_ceil(LANES).checked_mul(panel_bytes).ok_or_else(overflow)? / size_of::<Line>();
+        // One more, as kernels may read three bytes past the last code.
+        let lines = lines.checked_add(1).ok_or_else(overflow)?;
         // Refuses rows or columns whose products elsewhere (`n * rows`) could not be addressed either.
         rows.checked_mul(cols).ok_or_else(overflow)?;
         let data = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| overflow())?;

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::Lanes;
+use super::{lanes::Lanes, layout::STEP};
 
 /// Two 8-lane registers.
 #[derive(Clone, Copy)]
@@ -19,7 +19,6 @@ pub(super) struct Avx512;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Avx2 {
     type Floats = [__m256; 2];
-    type Words = [__m256i; 2];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self::Floats {
@@ -45,25 +44,22 @@ impl Lanes for Avx2 {
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
     #[inline(always)]
-    unsafe fn load_words(from: *const u8) -> Self::Words {
-        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
-    }
-    #[inline(always)]
-    unsafe fn lookup(table: Self::Floats, words: Self::Words) -> Self::Floats {
+    unsafe fn lookup_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP] {
         // A permutation reads the low three bits of an index; the fourth, moved to the sign, picks the half of the table.
         unsafe {
-            let low = [_mm256_permutevar8x32_ps(table[0], words[0]), _mm256_permutevar8x32_ps(table[0], words[1])];
-            let high = [_mm256_permutevar8x32_ps(table[1], words[0]), _mm256_permutevar8x32_ps(table[1], words[1])];
-            let half = [_mm256_slli_epi32::<28>(words[0]), _mm256_slli_epi32::<28>(words[1])];
-            [
-                _mm256_blendv_ps(low[0], high[0], _mm256_castsi256_ps(half[0])),
-                _mm256_blendv_ps(low[1], high[1], _mm256_castsi256_ps(half[1])),
-            ]
+            let mut words = [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())];
+            let mut out = [table; STEP];
+            for out in &mut out {
+                for half in 0..2 {
+                    let low = _mm256_permutevar8x32_ps(table[0], words[half]);
+                    let high = _mm256_permutevar8x32_ps(table[1], words[half]);
+                    let fourth = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words[half]));
+                    out[half] = _mm256_blendv_ps(low, high, fourth);
+                    words[half] = _mm256_srli_epi32::<4>(words[half]);
+                }
+            }
+            out
         }
-    }
-    #[inline(always)]
-    unsafe fn shift_nibble(words: Self::Words) -> Self::Words {
-        unsafe { [_mm256_srli_epi32::<4>(words[0]), _mm256_srli_epi32::<4>(words[1])] }
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self::Floats {
@@ -92,7 +88,6 @@ impl Lanes for Avx2 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for Avx512 {
     type Floats = __m512;
-    type Words = __m512i;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
@@ -115,17 +110,18 @@ impl Lanes for Avx512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn load_words(from: *const u8) -> __m512i {
-        unsafe { _mm512_loadu_si512(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn lookup(table: __m512, words: __m512i) -> __m512 {
-        // Only the low four bits of an index count, so nothing is masked off.
-        unsafe { _mm512_permutexvar_ps(words, table) }
-    }
-    #[inline(always)]
-    unsafe fn shift_nibble(words: __m512i) -> __m512i {
-        unsafe { _mm512_srli_epi32::<4>(words) }
+    unsafe fn lookup_nibbles(table: __m512, from: *const u8) -> [__m512; STEP] {
+        // Only the low four bits of an index count, so nothing is masked off, and a word read one byte further on is a word
+        // shifted by eight: loads have ports of their own, shifts share one with the multiply-adds.
+        unsafe {
+            let mut out = [table; STEP];
+            for byte in 0..STEP / 2 {
+                let words = _mm512_loadu_si512(from.add(byte).cast());
+                out[byte * 2] = _mm512_permutexvar_ps(words, table);
+                out[byte * 2 + 1] = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(words), table);
+            }
+            out
+        }
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> __m512 {
