@@ -86,12 +86,15 @@ pub(super) struct TileArguments {
     pub(super) totals: *mut [[f32; LANES]; STRIP_PANELS],
 }
 
+/// One row of x against a fixed number of panels.
+pub(super) type VectorKernel = unsafe fn(VectorArguments<'_>);
+
 /// The kernels of one level and layout.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
     /// One row of x against so many panels, the most first and one last. More panels at once keep more memory streams and
     /// sums in flight: int8 1536 × 576 from memory took 137, 112, 87 and 71 us with 1, 2, 4 and 8.
-    pub(super) vector: &'static [(usize, unsafe fn(VectorArguments<'_>))],
+    pub(super) vector: &'static [(usize, VectorKernel)],
     pub(super) unpack: unsafe fn(UnpackArguments<'_>),
     pub(super) tiles: unsafe fn(TileArguments),
 }
