@@ -7,7 +7,7 @@
 //!
 //! Codes of four bits (`Q4_0 Q4_1 Q2_K Q3_K Q4_K`, int4, NF4) go through one table of sixteen f32, codes of up to eight
 //! (`Q5_0 Q5_1 Q8_0 Q5_K Q6_K`, int8 rows) through signed bytes; F32, F16 and BF16 stay what they are. Scales keep the file's
-//! precision. See [`layout`] for the bytes and [`kernels`] for the order of sums, which is part of the contract: every SIMD
+//! precision. See `layout.rs` for the bytes and `kernels.rs` for the order of sums, which is part of the contract: every SIMD
 //! level, number of threads and number of rows of x gives the same bits.
 //!
 //! ```
