@@ -52,6 +52,7 @@ pub(super) fn read(json: &Value) -> Result<Config> {
     let experts = experts(&fields, architecture)?;
     let windows = windows(&fields, architecture, layer_count)?;
     let (ropes, windowed_rope) = ropes(&fields, architecture, head_width, context_length)?;
+    let context_length = scaled_context(context_length, &ropes[0].scaling, is_gemma);
     let layers = (0..layer_count)
         .map(|i| {
             let feed_forward = feed_forward(&fields, architecture, i)?;
@@ -257,6 +258,17 @@ fn ropes(
         ropes.push(RopeOptions { base, width, scaling });
     }
     Ok((ropes, usize::from(is_gemma)))
+}
+
+/// The context that scaling makes of `max_position_embeddings`, which files leave at the unscaled length: YaRN's original
+/// context times its factor, or the length times linear scaling's. Gemma's and Llama 3's files have the scaled one.
+fn scaled_context(context: usize, scaling: &RopeScaling, is_gemma: bool) -> usize {
+    let scaled = match scaling {
+        RopeScaling::Linear { factor } if !is_gemma => context as f64 * factor,
+        RopeScaling::Yarn { factor, original_context, .. } => original_context * factor,
+        _ => 0.0,
+    };
+    context.max(scaled.min(f64::from(u32::MAX)) as usize)
 }
 
 fn scaling_of(scaling: &Fields<'_>, context: usize) -> Result<RopeScaling> {
