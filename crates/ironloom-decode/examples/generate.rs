@@ -35,17 +35,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     session.feed(&ids)?;
 
     let mut sampler = Sampler::new(SamplerOptions { temperature: 0.7, top_p: 0.95, seed: 1, ..Default::default() })?;
-    let mut print = |piece: &str| {
-        print!("{piece}");
-        match std::io::stdout().flush() {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()), // nobody reads any more
-        }
+    let mut out = std::io::stdout();
+    let mut print = |piece: &str| match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()), // nobody reads any more
     };
     let answer = generate(&mut session, &tokenizer, &mut sampler, &GenerateOptions::default(), &mut print)?;
-    println!("\n\n{:?} after {} tokens", answer.finish, answer.generated);
+    writeln!(out, "\n\n{:?} after {} tokens", answer.finish, answer.generated)?;
     if let Some(rate) = answer.tokens_per_second() {
-        println!("{rate:.1} tokens/s");
+        writeln!(out, "{rate:.1} tokens/s")?;
     }
     Ok(())
 }

@@ -13,6 +13,28 @@
 //! * Limits hold: `max_tokens`, the context, every end token. A full context ends the answer; nothing is shifted out.
 //! * What fails or is cancelled leaves a session as it was.
 //!
+//! ```no_run
+//! use std::{ops::ControlFlow, sync::Arc};
+//! use ironloom_decode::{GenerateOptions, Sampler, SamplerOptions, Session, SessionOptions, generate};
+//! use ironloom_lm::{LoadOptions, Model, text::{AddBos, Specials, Tokenizer}};
+//! use ironloom_tensor::Device;
+//!
+//! let checkpoint = ironloom_weights::open("model.gguf")?;
+//! let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
+//! let device = Device::cpu(0);
+//! let model = Arc::new(Model::load(&checkpoint, &device, &LoadOptions::default())?);
+//! let mut session = Session::new(model, device, SessionOptions::default())?;
+//! session.feed(&tokenizer.encode("Once upon a time", Specials::Literal, AddBos::Yes)?)?;
+//! let mut sampler = Sampler::new(SamplerOptions { temperature: 0.8, top_p: 0.95, seed: 1, ..Default::default() })?;
+//! let options = GenerateOptions { max_tokens: 100, stop: vec!["The end".into()] };
+//! let answer = generate(&mut session, &tokenizer, &mut sampler, &options, &mut |piece| {
+//!     print!("{piece}");
+//!     ControlFlow::Continue(())
+//! })?;
+//! println!("{:?}", answer.finish);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Models are known by the seam [`LanguageModel`] alone. Nothing here computes on a device or knows a model's insides.
 #![deny(missing_docs)]
 

@@ -1,19 +1,8 @@
 //! From logits to one token: penalties, temperature, filters, a seeded draw.
 //!
-//! In: the model's logits `[vocabulary]` and the ids so far. Out: the next id. The steps and their order are those of
-//! transformers' `generate`:
-//!
-//! 1. penalties over the last `penalty_window` ids ([`penalties`]);
-//! 2. temperature: `x[i] = (logit[i] - max) / temperature`, `weight[i] = exp(x[i])`;
-//! 3. top-k: the `k` largest logits;
-//! 4. top-p: the fewest heaviest tokens that together hold `top_p` of the weight left by top-k (Holtzman et al., "The
-//!    Curious Case of Neural Text Degeneration", 2020);
-//! 5. min-p: tokens of at least `min_p` times the heaviest's weight (Nguyen et al., "Min-p Sampling", 2024);
-//! 6. a draw: the first token, by id, at which the running sum of weights passes `u * total`.
-//!
-//! Equal logits count as ordered by id, lowest first. The uniform `u` is a function of the seed and of the index the token
-//! will have in its sequence, and every operation is exactly rounded IEEE arithmetic in a fixed order, so the same seed and
-//! logits give the same text on every machine, whatever else was sampled before or beside it.
+//! In: the model's logits `[vocabulary]` and the ids so far. Out: the next id. [`Sampler`] says the steps and their order;
+//! each has its file. Every operation is exactly rounded IEEE arithmetic in a fixed order, so that a seed's text does not
+//! depend on the machine.
 
 mod candidates;
 mod exponential;
@@ -31,6 +20,20 @@ use candidates::Candidates;
 const SAMPLING_STREAM: u64 = 0x7361_6d70_6c65;
 
 /// Picks the next token from logits. It remembers nothing between calls but its buffers.
+///
+/// The steps and their order are those of transformers' `generate`:
+///
+/// 1. penalties over the last `penalty_window` ids: repetition, then presence and frequency;
+/// 2. temperature: `weight[i] = exp((logit[i] - max) / temperature)`;
+/// 3. top-k: the `k` largest logits;
+/// 4. top-p: the fewest heaviest tokens that together hold `top_p` of the weight left by top-k (Holtzman et al., "The
+///    Curious Case of Neural Text Degeneration", 2020);
+/// 5. min-p: tokens of at least `min_p` times the heaviest's weight (Nguyen et al., "Min-p Sampling", 2024);
+/// 6. a draw: the first token, by id, at which the running sum of weights passes `u` times the total.
+///
+/// Of equal logits the lower id comes first. The uniform `u` is a function of the seed and of the index the token will have
+/// in its sequence: the same seed and logits give the same text on every machine, whatever else was sampled before or
+/// beside it. Two forks of a session need two seeds to differ.
 ///
 /// ```
 /// use ironloom_decode::{Sampler, SamplerOptions};
