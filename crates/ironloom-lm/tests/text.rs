@@ -1,7 +1,10 @@
 //! Tokenizers and chat templates against the reference implementations: ids of Hugging Face's `tokenizers` and text of
 //! transformers' `apply_chat_template`, written by `tests/golden/text.py`.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use ironloom_lm::text::{
     AddBos, AddGenerationPrompt, ChatTemplate, Message, Specials, TextError, TextStream, Tokenizer, TrainOptions,
@@ -197,19 +200,30 @@ fn mixed_text() -> impl Strategy<Value = String> {
     proptest::collection::vec(pieces, 0..8).prop_map(|pieces| pieces.concat())
 }
 
+/// Read once, and not for every case.
+static FROM_GGUF: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(|| {
+    ["gpt2", "smollm", "llama3", "llama2", "gemma"].into_iter().map(|name| (name, of_gguf(name))).collect()
+});
+static WITH_LIBRARY: LazyLock<Vec<(&str, Tokenizer, tokenizers::Tokenizer)>> = LazyLock::new(|| {
+    let library = |name| tokenizers::Tokenizer::from_file(golden(&format!("tokenizers/{name}.json"))).unwrap();
+    ["gpt2", "smollm", "llama3", "qwen2", "llama2", "gemma", "mistral_v0_3"]
+        .into_iter()
+        .map(|name| (name, of_json(name), library(name)))
+        .collect()
+});
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Text that is characters to the end comes back whole, whatever it holds.
     #[test]
     fn literal_text_survives_encoding_and_decoding(text in mixed_text()) {
-        for name in ["gpt2", "smollm", "llama3", "llama2", "gemma"] {
-            let tokenizer = of_gguf(name);
+        for (name, tokenizer) in &*FROM_GGUF {
             let ids = tokenizer.encode(&text, Specials::Literal, AddBos::No).unwrap();
             // SentencePiece spells a space as this mark, so the mark itself is a space.
-            let wanted = if matches!(name, "llama2" | "gemma") { text.replace('▁', " ") } else { text.clone() };
+            let wanted = if matches!(*name, "llama2" | "gemma") { text.replace('▁', " ") } else { text.clone() };
             prop_assert_eq!(tokenizer.decode(&ids), wanted, "{}", name);
-            prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids), "{}", name);
+            prop_assert_eq!(streamed(tokenizer, &ids), tokenizer.decode(&ids), "{}", name);
             prop_assert!(ids.iter().all(|id| !tokenizer.end_ids().contains(id)), "{}", name);
         }
     }
@@ -217,9 +231,8 @@ proptest! {
     /// The library runs the same file; its own pipeline is the reference for ours.
     #[test]
     fn ids_are_those_of_the_library(text in mixed_text()) {
-        for name in ["gpt2", "smollm", "llama3", "qwen2", "llama2", "gemma", "mistral_v0_3"] {
-            let library = tokenizers::Tokenizer::from_file(golden(&format!("tokenizers/{name}.json"))).unwrap();
-            let ids = of_json(name).encode(&text, Specials::Parse, AddBos::Yes).unwrap();
+        for (name, own, library) in &*WITH_LIBRARY {
+            let ids = own.encode(&text, Specials::Parse, AddBos::Yes).unwrap();
             let wanted = library.encode(text.as_str(), true).unwrap();
             prop_assert_eq!(&ids[..], wanted.get_ids(), "{}", name);
         }
@@ -228,9 +241,8 @@ proptest! {
     /// Any ids at all stream to their decoding, also those that break characters.
     #[test]
     fn any_ids_stream_to_their_decoding(ids in proptest::collection::vec(0u32..1000, 0..40)) {
-        for name in ["gpt2", "llama2", "gemma"] {
-            let tokenizer = of_gguf(name);
-            prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids), "{}", name);
+        for (name, tokenizer) in &*FROM_GGUF {
+            prop_assert_eq!(streamed(tokenizer, &ids), tokenizer.decode(&ids), "{}", name);
         }
     }
 }

@@ -78,9 +78,18 @@ fn stays_in_normal_form(character: char) -> bool {
     )
 }
 
-/// The bytes that a byte-level token's text stands for. Text with a character that stands for no byte is itself.
-pub(super) fn token_bytes(text: &str) -> Vec<u8> {
-    text.chars().map(character_byte).collect::<Option<_>>().unwrap_or_else(|| text.as_bytes().to_vec())
+/// Puts the bytes that a byte-level token's text stands for into `bytes`. Text with a character that stands for no byte is
+/// itself.
+pub(super) fn token_bytes(text: &str, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    for character in text.chars() {
+        let Some(byte) = character_byte(character) else {
+            bytes.clear();
+            bytes.extend_from_slice(text.as_bytes());
+            return;
+        };
+        bytes.push(byte);
+    }
 }
 
 /// The character that stands for a byte in a vocabulary.
@@ -120,10 +129,13 @@ mod tests {
         assert_eq!((characters.len(), bytes.len()), (256, 256));
         assert_eq!(characters.into_iter().collect::<HashSet<_>>(), Reference::alphabet().into_iter().collect());
         assert!((0..=255).all(|byte| character_byte(byte_character(byte)) == Some(byte)));
-        assert_eq!(token_bytes("Ġthe"), b" the");
-        assert_eq!(token_bytes("Ċ"), b"\n");
-        assert_eq!(token_bytes("ŃĢÿ"), [0xad, 0x80, 0xff]);
-        assert_eq!(token_bytes("<｜x▁y｜>"), "<｜x▁y｜>".as_bytes());
+        let spells: [(&str, &[u8]); 4] =
+            [("Ġthe", b" the"), ("Ċ", b"\n"), ("ŃĢÿ", &[0xad, 0x80, 0xff]), ("<｜x▁y｜>", "<｜x▁y｜>".as_bytes())];
+        let mut bytes = Vec::new();
+        for (text, wanted) in spells {
+            token_bytes(text, &mut bytes);
+            assert_eq!(bytes, wanted, "{text}");
+        }
     }
 
     #[test]

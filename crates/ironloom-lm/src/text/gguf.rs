@@ -9,7 +9,7 @@ use ironloom_weights::{Metadata, Strings};
 use super::{
     Result, TextError, TokenKind, Tokenizer,
     byte_level::{self, ByteLevel},
-    merge::{Merge, PairTable, score_ranks},
+    merge::{TokenBytes, listed_merges, score_ranks},
     pretokenize::Pretokenizer,
     sentencepiece::{self, MergeSource, SentencePiece, SpacePrefix},
     special_tokens::{SpecialToken, SpecialTokens},
@@ -18,7 +18,7 @@ use super::{
 };
 
 /// The tokenizer that the metadata describes.
-pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
+pub(crate) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
     let texts = metadata.required_strings("tokenizer.ggml.tokens")?;
     let kinds = kinds(metadata, texts.len())?;
     match metadata.required_string("tokenizer.ggml.model")? {
@@ -28,21 +28,36 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
     }
 }
 
+/// What GGUF names a tokenizer's algorithm by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GgufAlgorithm {
+    /// `gpt2`, with the name of its splitting rule.
+    ByteLevel { pre: &'static str },
+    /// `llama`, with or without a space before each section; `only_first` where the tokenizer itself puts it before a text's
+    /// first section only, for which GGUF has no key.
+    SentencePiece { space: bool, only_first: bool },
+}
+
+/// How GGUF names the tokenizer's algorithm; `None` when it has no name for it.
+pub(crate) fn algorithm(tokenizer: &Tokenizer) -> Option<GgufAlgorithm> {
+    match &tokenizer.engine {
+        Engine::ByteLevel(engine) => Some(GgufAlgorithm::ByteLevel { pre: engine.pretokenizer.name() }),
+        Engine::SentencePiece(engine) => Some(GgufAlgorithm::SentencePiece {
+            space: engine.space != SpacePrefix::Never,
+            only_first: engine.space == SpacePrefix::First,
+        }),
+        Engine::Library(_) => None,
+    }
+}
+
 fn byte_level(metadata: &Metadata, texts: &Strings, kinds: &[TokenKind]) -> Result<Tokenizer> {
     let name = metadata.string("tokenizer.ggml.pre")?.ok_or(TextError::MissingPretokenizer)?;
     let pretokenizer = Pretokenizer::named(name)
         .ok_or_else(|| TextError::UnknownPretokenizer { pre: name.to_owned(), known: Pretokenizer::names() })?;
     let vocabulary = vocabulary(texts, kinds, byte_level::token_bytes)?;
     let listed = metadata.required_strings("tokenizer.ggml.merges")?;
-    let mut merges = PairTable::with_capacity(listed.len());
-    for (rank, merge) in listed.iter().enumerate() {
-        let ids = merge.split_once(' ').and_then(|(left, right)| {
-            let (left, right) = (byte_level::token_bytes(left), byte_level::token_bytes(right));
-            Some((vocabulary.find(&left)?, vocabulary.find(&right)?, vocabulary.find_joined(&left, &right)?))
-        });
-        let (left, right, id) = ids.ok_or_else(|| TextError::Merge { rank, merge: merge.to_owned() })?;
-        merges.insert(left, right, Merge { rank: rank as u32, id });
-    }
+    let halves = listed.iter().map(|merge| merge.split_once(' '));
+    let merges = listed_merges(halves, &vocabulary, byte_level::token_bytes)?;
     let llama3 = pretokenizer == Pretokenizer::Llama3;
     let engine = Engine::ByteLevel(ByteLevel {
         pretokenizer,
@@ -64,6 +79,7 @@ fn sentencepiece(metadata: &Metadata, texts: &Strings, kinds: &[TokenKind]) -> R
         space: if add_space { SpacePrefix::Always } else { SpacePrefix::Never },
         unknown: special_id(metadata, "tokenizer.ggml.unknown_token_id", Some(0), texts.len())?,
         fuse_unknown: true,
+        before_space: sentencepiece::characters_before_spaces(&vocabulary),
     });
     let defaults = Defaults { add_bos: true, bos_id: Some(1), eos_id: Some(2) };
     finish(metadata, texts, kinds, vocabulary, engine, defaults)
@@ -113,11 +129,15 @@ fn finish(
     Ok(tokenizer)
 }
 
-fn vocabulary(texts: &Strings, kinds: &[TokenKind], token_bytes: fn(&str) -> Vec<u8>) -> Result<Vocabulary> {
+fn vocabulary(texts: &Strings, kinds: &[TokenKind], token_bytes: TokenBytes) -> Result<Vocabulary> {
+    let mut bytes = Vec::new();
     let mut builder = VocabularyBuilder::with_capacity(texts.len());
     for (text, &kind) in texts.iter().zip(kinds) {
         match kind {
-            TokenKind::Normal | TokenKind::Unused => builder.push(&token_bytes(text), kind)?,
+            TokenKind::Normal | TokenKind::Unused => {
+                token_bytes(text, &mut bytes);
+                builder.push(&bytes, kind)?;
+            }
             TokenKind::Byte => match sentencepiece::byte_of(text) {
                 Some(byte) => builder.push(&[byte], kind)?,
                 None => builder.push(text.as_bytes(), TokenKind::Unused)?,

@@ -16,7 +16,7 @@ use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token};
 use super::{
     Result, TextError, TokenKind, Tokenizer,
     byte_level::{self, ByteLevel},
-    merge::{Merge, PairTable},
+    merge::{TokenBytes, listed_merges},
     pretokenize::Pretokenizer,
     sentencepiece::{self, MergeSource, SentencePiece, SpacePrefix},
     special_tokens::{SpecialToken, SpecialTokens},
@@ -80,7 +80,7 @@ pub(super) fn add_configured_ids(tokenizer: &mut Tokenizer, file: &str, bytes: &
 }
 
 /// A token as configuration files write it: its text, or an object with its text as `content`.
-pub(super) fn token_content(value: &Value) -> Option<&str> {
+pub(crate) fn token_content(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
 }
 
@@ -223,7 +223,7 @@ impl<'de> Deserialize<'de> for MergeEntry {
 
 /// How tokens stand for text.
 struct Decoding {
-    token_bytes: fn(&str) -> Vec<u8>,
+    token_bytes: TokenBytes,
     /// Whether `<0x0A>` stands for a byte.
     byte_tokens: bool,
     drops_first_space: bool,
@@ -279,10 +279,14 @@ fn vocabulary(file: &File, decoding: &Decoding) -> Result<Vocabulary> {
         tokens[token.id as usize] = (token.content.as_str(), kind);
     }
     let mut builder = VocabularyBuilder::with_capacity(size);
+    let mut bytes = Vec::new();
     for (text, kind) in tokens {
         match (kind, sentencepiece::byte_of(text).filter(|_| decoding.byte_tokens)) {
             (TokenKind::Normal, Some(byte)) => builder.push(&[byte], TokenKind::Byte)?,
-            (TokenKind::Normal, None) => builder.push(&(decoding.token_bytes)(text), kind)?,
+            (TokenKind::Normal, None) => {
+                (decoding.token_bytes)(text, &mut bytes);
+                builder.push(&bytes, kind)?;
+            }
             _ => builder.push(text.as_bytes(), kind)?,
         }
     }
@@ -318,6 +322,7 @@ fn own_engine(file: &File, vocabulary: &Vocabulary) -> Result<Option<Engine>> {
     if !plain {
         return Ok(None);
     }
+    let listed = model.merges.iter().map(MergeEntry::halves);
     if file.decoder["type"] == "ByteLevel" {
         let (Some(pretokenizer), Some(compose)) = (splitting(&file.pre_tokenizer), composing(&file.normalizer)) else {
             return Ok(None);
@@ -327,7 +332,7 @@ fn own_engine(file: &File, vocabulary: &Vocabulary) -> Result<Option<Engine>> {
         if model.byte_fallback || (model.unk_token.is_some() && lacks_bytes) {
             return Ok(None);
         }
-        let merges = pairs(&model.merges, vocabulary, byte_level::token_bytes)?;
+        let merges = listed_merges(listed, vocabulary, byte_level::token_bytes)?;
         let whole_words = model.ignore_merges;
         return Ok(Some(Engine::ByteLevel(ByteLevel { pretokenizer, merges, byte_ids, whole_words, compose })));
     }
@@ -338,27 +343,12 @@ fn own_engine(file: &File, vocabulary: &Vocabulary) -> Result<Option<Engine>> {
         return Ok(None);
     }
     Ok(Some(Engine::SentencePiece(SentencePiece {
-        merges: MergeSource::Pairs(pairs(&model.merges, vocabulary, sentencepiece::token_bytes)?),
+        merges: MergeSource::Pairs(listed_merges(listed, vocabulary, sentencepiece::token_bytes)?),
         space,
         unknown: model.unk_token.as_ref().and_then(|text| vocabulary.find(text.as_bytes())),
         fuse_unknown: model.fuse_unk,
+        before_space: sentencepiece::characters_before_spaces(vocabulary),
     })))
-}
-
-fn pairs(listed: &[MergeEntry], vocabulary: &Vocabulary, token_bytes: fn(&str) -> Vec<u8>) -> Result<PairTable> {
-    let mut pairs = PairTable::with_capacity(listed.len());
-    for (rank, entry) in listed.iter().enumerate() {
-        let ids = entry.halves().and_then(|(left, right)| {
-            let (left, right) = (token_bytes(left), token_bytes(right));
-            Some((vocabulary.find(&left)?, vocabulary.find(&right)?, vocabulary.find_joined(&left, &right)?))
-        });
-        let (left, right, id) = ids.ok_or_else(|| {
-            let merge = entry.halves().map_or_else(String::new, |(left, right)| format!("{left} {right}"));
-            TextError::Merge { rank, merge }
-        })?;
-        pairs.insert(left, right, Merge { rank: rank as u32, id });
-    }
-    Ok(pairs)
 }
 
 /// The splitting rule of a byte-level pipeline, where it is one of those known.

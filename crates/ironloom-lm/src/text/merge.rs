@@ -7,7 +7,10 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::vocabulary::{TokenKind, Vocabulary};
+use super::{
+    Result, TextError,
+    vocabulary::{TokenKind, Vocabulary},
+};
 
 /// What two neighbouring tokens become, and how soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +84,10 @@ impl Merger {
             Some(Reverse(Candidate::new(merge, pair[0], pair[1], place as u32)))
         }));
         while let Some(Reverse(candidate)) = heap.pop() {
-            let place = candidate.place as usize;
+            let place = candidate.place() as usize;
             let right = next[place];
             // A stale candidate: one of its tokens was joined to something else meanwhile.
-            if right == count || tokens[place] != candidate.left || tokens[right as usize] != candidate.right {
+            if right == count || pair_key(tokens[place], tokens[right as usize]) != candidate.pair() {
                 continue;
             }
             let after = next[right as usize];
@@ -93,10 +96,10 @@ impl Merger {
             next[place] = after;
             if let Some(merge) = (after != count).then(|| merges.merge(candidate.id, tokens[after as usize])).flatten()
             {
-                heap.push(Reverse(Candidate::new(merge, candidate.id, tokens[after as usize], candidate.place)));
+                heap.push(Reverse(Candidate::new(merge, candidate.id, tokens[after as usize], candidate.place())));
             }
             if after != count {
-                previous[after as usize] = candidate.place;
+                previous[after as usize] = candidate.place();
             }
             let before = previous[place];
             if before != NOWHERE
@@ -113,19 +116,26 @@ impl Merger {
 const JOINED: u32 = u32::MAX;
 const NOWHERE: u32 = u32::MAX;
 
-/// A merge that may be applied at a place. The order of the fields is the order of application.
+/// A merge that may be applied at a place, ordered by rank, left token, right token, place. One number holds all four: it
+/// compares in two instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    rank: u32,
-    left: u32,
-    right: u32,
-    place: u32,
+    key: u128,
     id: u32,
 }
 
 impl Candidate {
     fn new(merge: Merge, left: u32, right: u32, place: u32) -> Self {
-        Self { rank: merge.rank, left, right, place, id: merge.id }
+        let key = u128::from(merge.rank) << 96 | u128::from(left) << 64 | u128::from(right) << 32 | u128::from(place);
+        Self { key, id: merge.id }
+    }
+
+    fn place(self) -> u32 {
+        self.key as u32
+    }
+
+    fn pair(self) -> u64 {
+        (self.key >> 32) as u64
     }
 }
 
@@ -140,13 +150,13 @@ const NO_PAIR: u64 = u64::MAX;
 
 impl PairTable {
     /// A table for `pairs` merges.
-    pub(super) fn with_capacity(pairs: usize) -> Self {
+    fn with_capacity(pairs: usize) -> Self {
         let vacant = (NO_PAIR, Merge { rank: 0, id: 0 });
         Self { slots: vec![vacant; (pairs.max(1) * 2).next_power_of_two()] }
     }
 
     /// Adds a merge; of two merges of one pair the later stays, as in the `tokenizers` crate.
-    pub(super) fn insert(&mut self, left: u32, right: u32, merge: Merge) {
+    fn insert(&mut self, left: u32, right: u32, merge: Merge) {
         let key = pair_key(left, right);
         let mut slot = self.slot(key);
         while self.slots[slot].0 != NO_PAIR && self.slots[slot].0 != key {
@@ -158,6 +168,33 @@ impl PairTable {
     fn slot(&self, key: u64) -> usize {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - self.slots.len().trailing_zeros())) as usize
     }
+}
+
+/// Puts the bytes that a token's text in a file stands for into a buffer.
+pub(super) type TokenBytes = fn(&str, &mut Vec<u8>);
+
+/// The table of merges listed as texts, the first being the soonest.
+///
+/// # Errors
+/// A half, or what the halves make, is not in the vocabulary.
+pub(super) fn listed_merges<'a>(
+    listed: impl ExactSizeIterator<Item = Option<(&'a str, &'a str)>>,
+    vocabulary: &Vocabulary,
+    token_bytes: TokenBytes,
+) -> Result<PairTable> {
+    let mut table = PairTable::with_capacity(listed.len());
+    let (mut left_bytes, mut right_bytes) = (Vec::new(), Vec::new());
+    for (rank, halves) in listed.enumerate() {
+        let (left, right) = halves.unwrap_or_default();
+        token_bytes(left, &mut left_bytes);
+        token_bytes(right, &mut right_bytes);
+        let ids = vocabulary.find(&left_bytes).zip(vocabulary.find(&right_bytes));
+        let Some(((left, right), id)) = ids.zip(vocabulary.find_joined(&left_bytes, &right_bytes)) else {
+            return Err(TextError::Merge { rank, merge: format!("{left} {right}") });
+        };
+        table.insert(left, right, Merge { rank: rank as u32, id });
+    }
+    Ok(table)
 }
 
 fn pair_key(left: u32, right: u32) -> u64 {

@@ -26,6 +26,9 @@ mod tokenizer;
 mod train;
 mod vocabulary;
 
+pub(crate) use gguf::{GgufAlgorithm, algorithm as gguf_algorithm, tokenizer as tokenizer_of_metadata};
+pub(crate) use json::token_content;
+
 pub use chat::{AddGenerationPrompt, ChatTemplate, Message, encode_chat};
 pub use error::{Result, TextError};
 pub use special_tokens::Specials;

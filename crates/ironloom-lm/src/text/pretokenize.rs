@@ -44,6 +44,11 @@ impl Pretokenizer {
         NAMES.iter().find(|(known, _)| *known == name).map(|&(_, rule)| rule)
     }
 
+    /// The usual name of the rule.
+    pub(super) fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, rule)| *rule == self).map_or("gpt-2", |(name, _)| name)
+    }
+
     /// The names of all rules, for messages.
     pub(super) fn names() -> String {
         NAMES.iter().map(|&(name, _)| name).collect::<Vec<_>>().join(", ")

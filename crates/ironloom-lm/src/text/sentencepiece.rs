@@ -4,6 +4,8 @@
 //! text means a space too), and merges may cross it. A character without a token becomes the tokens of its bytes,
 //! `<0x00>` to `<0xFF>`. Kudo and Richardson, arXiv:1808.06226.
 
+use std::collections::HashSet;
+
 use super::{
     merge::{Merger, PairTable, ScoreMerges},
     vocabulary::{TokenKind, Vocabulary},
@@ -23,6 +25,9 @@ pub(super) struct SentencePiece {
     pub(super) unknown: Option<u32>,
     /// Whether neighbouring unknown characters are one token.
     pub(super) fuse_unknown: bool,
+    /// The characters that some token has before a space. After any other no merge crosses a space, so the text is merged
+    /// word by word.
+    pub(super) before_space: HashSet<char>,
 }
 
 /// Where the merges come from.
@@ -64,9 +69,13 @@ impl SentencePiece {
             SpacePrefix::First => first && !text.starts_with([' ', SPACE_MARK]),
         };
         let mut tokens = Vec::with_capacity(text.len() + 1);
-        let mut after_unknown = false;
+        let (mut before, mut after_unknown) = (None, false);
         for character in prefix.then_some(' ').into_iter().chain(text.chars()) {
             let character = if character == SPACE_MARK { ' ' } else { character };
+            if character == ' ' && before.is_some_and(|before| !self.before_space.contains(&before)) {
+                self.merge(vocabulary, &mut tokens, merger, ids);
+            }
+            before = Some(character);
             let unknown = !push_character(vocabulary, character, &mut tokens);
             if unknown
                 && let Some(id) = self.unknown
@@ -76,12 +85,26 @@ impl SentencePiece {
             }
             after_unknown = unknown;
         }
-        match &self.merges {
-            MergeSource::Scores(ranks) => merger.run(&mut tokens, &ScoreMerges { vocabulary, ranks }),
-            MergeSource::Pairs(pairs) => merger.run(&mut tokens, pairs),
-        }
-        ids.append(&mut tokens);
+        self.merge(vocabulary, &mut tokens, merger, ids);
     }
+
+    /// Merges `tokens` and moves the result to `ids`.
+    fn merge(&self, vocabulary: &Vocabulary, tokens: &mut Vec<u32>, merger: &mut Merger, ids: &mut Vec<u32>) {
+        match &self.merges {
+            MergeSource::Scores(ranks) => merger.run(tokens, &ScoreMerges { vocabulary, ranks }),
+            MergeSource::Pairs(pairs) => merger.run(tokens, pairs),
+        }
+        ids.append(tokens);
+    }
+}
+
+/// The characters that some token has before a space: see [`SentencePiece::before_space`].
+pub(super) fn characters_before_spaces(vocabulary: &Vocabulary) -> HashSet<char> {
+    let texts = (0..vocabulary.len() as u32).filter_map(|id| std::str::from_utf8(vocabulary.bytes(id)).ok());
+    texts
+        .filter(|text| text.bytes().skip(1).any(|byte| byte == b' '))
+        .flat_map(|text| text.match_indices(' ').filter_map(|(place, _)| text[..place].chars().next_back()))
+        .collect()
 }
 
 /// Pushes the token of a character, or those of its bytes. False when it has neither.
@@ -104,9 +127,16 @@ fn push_character(vocabulary: &Vocabulary, character: char, tokens: &mut Vec<u32
     true
 }
 
-/// The bytes that a SentencePiece token's text stands for.
-pub(super) fn token_bytes(text: &str) -> Vec<u8> {
-    text.replace(SPACE_MARK, " ").into_bytes()
+/// Puts the bytes that a SentencePiece token's text stands for into `bytes`.
+pub(super) fn token_bytes(text: &str, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once(SPACE_MARK) {
+        bytes.extend_from_slice(before.as_bytes());
+        bytes.push(b' ');
+        rest = after;
+    }
+    bytes.extend_from_slice(rest.as_bytes());
 }
 
 /// The byte that `<0x0A>` and its like stand for.
