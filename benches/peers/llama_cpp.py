@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,9 @@ PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
 PROMPT = 512
 NEW_TOKENS = 128
+# How the library lays out weights. Repacked is its default; some virtual machines announce AMX, for which it then repacks,
+# and trap its instructions, and there plain weights (with AVX-512 or AVX2) are what is left.
+BUFFERS = ["repacked", "plain"]
 
 
 def main():
@@ -32,9 +36,21 @@ def main():
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--measure-with", choices=BUFFERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     enter_environment()
-    print(json.dumps(measure(arguments.model, arguments.threads, arguments.repetitions)))
+    if arguments.measure_with:
+        print(json.dumps(measure(arguments)))
+        return
+    for buffers in BUFFERS:
+        report = subprocess.run([sys.executable, *sys.argv, "--measure-with", buffers], stdout=subprocess.PIPE)
+        if report.returncode == 0:
+            sys.stdout.buffer.write(report.stdout)
+            return
+        if report.returncode != -signal.SIGILL:
+            sys.exit(f"the measurement failed ({report.returncode})")
+        say(f"llama.cpp's {buffers} weights use an instruction that this machine announces and does not run")
+    sys.exit("llama.cpp does not run on this machine")
 
 
 def enter_environment():
@@ -69,14 +85,20 @@ def run(command, environment=None):
         sys.exit(f"failed: {' '.join(map(str, command))}")
 
 
-def measure(path, threads, repetitions):
-    # The module of C functions inside the package of that name.
+def measure(arguments):
+    path, threads, repetitions = arguments.model, arguments.threads, arguments.repetitions
+    # This script has the package's name, and its folder comes first on the path.
+    here = Path(__file__).resolve().parent
+    sys.path = [place for place in sys.path if Path(place).resolve() != here]
+    # The module of C functions, inside the package of that name.
     from llama_cpp import llama_cpp
 
     silence = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silence, None)
     llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.use_extra_bufts = arguments.measure_with == "repacked"
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
         sys.exit(f"llama.cpp cannot load {path}")
     vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
@@ -90,6 +112,7 @@ def measure(path, threads, repetitions):
         "version": f"{PACKAGE} {VERSION}",
         "model": path.name,
         "threads": threads,
+        "weights": arguments.measure_with,
         "system": llama_cpp.llama_print_system_info().decode(errors="replace").strip(),
         "figures": figures,
     }

@@ -51,7 +51,7 @@ fn results(folder: &Path, sequence: &str, device: &Device, kernel: Kernel) -> Re
     let mut spans = [Span { cache: &mut cache, rows: ids.len() }];
     let logits = model.forward(&Context::inference(device), &ids, &mut spans, LogitRows::All)?;
     let reference = reference.into_iter().map(f64::from).collect();
-    Ok(Results { reference, plain: Vec::new(), ours: logits.into_f32()? })
+    Ok(Results::new(reference, Vec::new(), logits.into_f32()?))
 }
 
 fn load(folder: &Path, device: &Device) -> Result<Model> {

@@ -28,7 +28,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 Tensor::from_f32(kernel.inputs(&x), [rows, width])?,
                 &Tensor::from_f32(kernel.inputs(&y), [rows, width])?,
             )?;
-            Ok(Results { reference: add::<f64>(&x, &y), plain: add::<f32>(&x, &y), ours: ours.into_f32()? })
+            Ok(Results::new(add::<f64>(&x, &y), add::<f32>(&x, &y), ours.into_f32()?))
         }));
 
         let ((x, mut bias), place) = (inputs("add_bias"), device.clone());
@@ -40,7 +40,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 &Tensor::from_f32(kernel.inputs(&bias), [width])?,
             )?;
             let rows = bias.repeat(rows);
-            Ok(Results { reference: add::<f64>(&x, &rows), plain: add::<f32>(&x, &rows), ours: ours.into_f32()? })
+            Ok(Results::new(add::<f64>(&x, &rows), add::<f32>(&x, &rows), ours.into_f32()?))
         }));
 
         let ((x, gradient), place) = (inputs("scale"), device.clone());
@@ -48,14 +48,14 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
         cases.push(Case::new("scale", &shape, Bound::TwicePlain, move |kernel| {
             let input = Tensor::from_f32(kernel.inputs(&forward), [rows, width])?;
             let ours = ops::scale(&Context::inference(&place), input, FACTOR)?;
-            Ok(Results { reference: scale::<f64>(&forward), plain: scale::<f32>(&forward), ours: ours.into_f32()? })
+            Ok(Results::new(scale::<f64>(&forward), scale::<f32>(&forward), ours.into_f32()?))
         }));
         cases.push(Case::new("scale gradient", &shape, Bound::ThricePlain, move |kernel| {
             let input = Tensor::from_f32(x.clone(), [rows, width])?;
             let above = Tensor::from_f32(kernel.inputs(&gradient), [rows, width])?;
             let found = differentiate(&device, above, |cx| Ok(ops::scale(cx, input.clone(), FACTOR)?))?;
             let ours = gradient_of(&found, &input)?;
-            Ok(Results { reference: scale::<f64>(&gradient), plain: scale::<f32>(&gradient), ours })
+            Ok(Results::new(scale::<f64>(&gradient), scale::<f32>(&gradient), ours))
         }));
     }
     cases

@@ -84,11 +84,11 @@ fn case(device: Device, shape: Shape) -> Case {
         let spans_in: Vec<AttentionSpan<'_>> =
             buffers.iter().zip(spans).map(|(history, span)| AttentionSpan { history, rows: span.rows }).collect();
         let ours = ops::attention(&cx, &given, &spans_in, &AttentionOptions { heads, scale, window })?;
-        Ok(Results {
-            reference: attend::<f64>(&shape, &q, &history, scale),
-            plain: attend::<f32>(&shape, &q, &history, scale),
-            ours: ours.into_f32()?,
-        })
+        Ok(Results::new(
+            attend::<f64>(&shape, &q, &history, scale),
+            attend::<f32>(&shape, &q, &history, scale),
+            ours.into_f32()?,
+        ))
     })
 }
 

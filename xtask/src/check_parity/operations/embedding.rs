@@ -26,7 +26,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             let ours = ops::embedding(&Context::inference(&device), &Weight::cpu(packed), &ids)?;
             let rows = ids.iter().flat_map(|&id| &table[id as usize * width..][..width]);
             let reference = rows.map(|&value| f64::from(value)).collect();
-            Ok(Results { reference, plain: Vec::new(), ours: ours.into_f32()? })
+            Ok(Results::new(reference, Vec::new(), ours.into_f32()?))
         })
     };
     shapes.into_iter().map(case).collect()

@@ -35,11 +35,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             cases.push(Case::new("gated_activation", &shape, Bound::TwicePlain, move |kernel| {
                 let (gate, up) = (tensor(kernel.inputs(&gate_in))?, tensor(up_in.clone())?);
                 let ours = ops::gated_activation(&Context::inference(&place), gate, &up, activation)?;
-                Ok(Results {
-                    reference: forward::<f64>(&gate_in, &up_in, activation),
-                    plain: forward::<f32>(&gate_in, &up_in, activation),
-                    ours: ours.into_f32()?,
-                })
+                Ok(Results::new(
+                    forward::<f64>(&gate_in, &up_in, activation),
+                    forward::<f32>(&gate_in, &up_in, activation),
+                    ours.into_f32()?,
+                ))
             }));
 
             let place = device.clone();
@@ -49,11 +49,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                     Ok(ops::gated_activation(cx, gate_in.clone(), &up_in, activation)?)
                 })?;
                 let ours = [gradient_of(&found, &gate_in)?, gradient_of(&found, &up_in)?].concat();
-                Ok(Results {
-                    reference: backward::<f64>(&above, &gate, &up, activation),
-                    plain: backward::<f32>(&above, &gate, &up, activation),
+                Ok(Results::new(
+                    backward::<f64>(&above, &gate, &up, activation),
+                    backward::<f32>(&above, &gate, &up, activation),
                     ours,
-                })
+                ))
             }));
         }
     }

@@ -51,12 +51,15 @@ fn case(device: Device, dtype: DType, format: WeightFormat, n: usize, rows: usiz
     let mut inputs = Inputs::of(&name, &shape);
     let x = inputs.normal(n * cols);
     let stored = stored_weights(dtype, rows * cols, &mut inputs);
+    let has_minima = [DType::Q4_1, DType::Q5_1, DType::Q2_K, DType::Q4_K, DType::Q5_K].contains(&dtype);
+    let minima = if has_minima && format == WeightFormat::Keep { Minima::Apart } else { Minima::None };
     Case::new(name, shape, Bound::TwicePlain, move |kernel| {
         let stored = stored.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
         let matrix = PackedMatrix::from_stored(dtype, stored, rows, cols, None, format, device.threads())?;
         let weights = held_weights(&matrix, dtype, stored, format)?;
         let ours = product(&device, Weight::cpu(matrix), &kernel.inputs(&x), n)?;
-        Ok(Results { reference: multiply::<f64>(&x, &weights, cols), plain: multiply::<f32>(&x, &weights, cols), ours })
+        let results = Results::new(multiply(&x, &weights, cols), multiply(&x, &weights, cols), ours);
+        Ok(Results { condition: condition(&x, &weights, cols, minima, &results.reference), ..results })
     })
 }
 
@@ -102,4 +105,22 @@ fn multiply<R: Real>(x: &[f32], weights: &[f32], cols: usize) -> Vec<R> {
     let (x, weights) = (R::all(x), R::all(weights));
     let rows = x.chunks_exact(cols);
     rows.flat_map(|x| weights.chunks_exact(cols).map(move |w| x.iter().zip(w).map(|(&x, &w)| x * w).sum())).collect()
+}
+
+/// Whether a weight is `scale * code + min`, whose two terms are summed apart.
+#[derive(Clone, Copy, PartialEq)]
+enum Minima {
+    None,
+    Apart,
+}
+
+/// How large the terms of the sums are beside the sums, both as root mean squares: about 1, but for few sums that happen to
+/// cancel. Minima summed apart make terms as large as the weight and the largest weight together.
+fn condition(x: &[f32], weights: &[f32], cols: usize, minima: Minima, sums: &[f64]) -> f64 {
+    let largest = weights.iter().fold(0.0f32, |largest, weight| largest.max(weight.abs()));
+    let beside = if minima == Minima::Apart { largest } else { 0.0 };
+    let weights: Vec<f32> = weights.iter().map(|weight| (weight.abs() + beside).powi(2)).collect();
+    let x: Vec<f32> = x.iter().map(|x| x * x).collect();
+    let terms: f64 = multiply::<f64>(&x, &weights, cols).into_iter().sum();
+    (terms / sums.iter().map(|sum| sum * sum).sum::<f64>()).sqrt().max(1.0)
 }

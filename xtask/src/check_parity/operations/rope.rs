@@ -22,11 +22,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
         cases.push(Case::new("rope_phases", shape, Bound::TwicePlain, move |kernel| {
             let given = Tensor::from_f32(kernel.inputs(&frequencies), [half])?;
             let ours = ops::rope_phases(&Context::inference(&device), &given, 1.25, &positions)?;
-            Ok(Results {
-                reference: phases::<f64>(&frequencies, &positions),
-                plain: phases::<f32>(&frequencies, &positions),
-                ours: ours.into_f32()?,
-            })
+            Ok(Results::new(
+                phases::<f64>(&frequencies, &positions),
+                phases::<f32>(&frequencies, &positions),
+                ours.into_f32()?,
+            ))
         }));
     }
     // Rows, heads, width of a head, of which turned.
@@ -41,11 +41,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             let given = Tensor::from_f32(kernel.inputs(&x), [rows, heads * width])?;
             let phases_in = Tensor::from_f32(phases.clone(), [rows, turned])?;
             let ours = ops::rope(&Context::inference(&device), given, width, &phases_in)?;
-            Ok(Results {
-                reference: turn::<f64>(&x, heads, width, &phases, turned),
-                plain: turn::<f32>(&x, heads, width, &phases, turned),
-                ours: ours.into_f32()?,
-            })
+            Ok(Results::new(
+                turn::<f64>(&x, heads, width, &phases, turned),
+                turn::<f32>(&x, heads, width, &phases, turned),
+                ours.into_f32()?,
+            ))
         }));
     }
     cases

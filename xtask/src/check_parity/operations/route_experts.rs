@@ -26,11 +26,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 for (i, (&expert, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
                     ours[i / chosen * experts + expert as usize] = weight;
                 }
-                Ok(Results {
-                    reference: route::<f64>(&logits, experts, chosen, normalize),
-                    plain: route::<f32>(&logits, experts, chosen, normalize),
+                Ok(Results::new(
+                    route::<f64>(&logits, experts, chosen, normalize),
+                    route::<f32>(&logits, experts, chosen, normalize),
                     ours,
-                })
+                ))
             }));
         }
     }

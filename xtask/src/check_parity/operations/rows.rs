@@ -25,7 +25,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             let ours = ops::gather_rows(&Context::inference(&place), &given, &which)?;
             let gathered = which.iter().flat_map(|&row| &from[row as usize * width..][..width]);
             let reference = gathered.map(|&value| f64::from(value)).collect();
-            Ok(Results { reference, plain: Vec::new(), ours: ours.into_f32()? })
+            Ok(Results::new(reference, Vec::new(), ours.into_f32()?))
         }));
 
         let (place, onto) = (device.clone(), x.clone());
@@ -33,11 +33,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             let out = Tensor::from_f32(onto.clone(), [whole, width])?;
             let given = Tensor::from_f32(kernel.inputs(&added), [moved, width])?;
             let ours = ops::scatter_add_rows(&Context::inference(&place), out, &rows, &given, &weights)?;
-            Ok(Results {
-                reference: scatter::<f64>(&onto, &rows, &added, &weights, width),
-                plain: scatter::<f32>(&onto, &rows, &added, &weights, width),
-                ours: ours.into_f32()?,
-            })
+            Ok(Results::new(
+                scatter::<f64>(&onto, &rows, &added, &weights, width),
+                scatter::<f32>(&onto, &rows, &added, &weights, width),
+                ours.into_f32()?,
+            ))
         }));
 
         let (place, gate) = (device.clone(), inputs.normal(whole));
@@ -45,11 +45,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             let given = Tensor::from_f32(kernel.inputs(&x), [whole, width])?;
             let gates = Tensor::from_f32(gate.clone(), [whole, 1])?;
             let ours = ops::scale_rows_by_sigmoid(&Context::inference(&place), given, &gates)?;
-            Ok(Results {
-                reference: open::<f64>(&x, &gate, width),
-                plain: open::<f32>(&x, &gate, width),
-                ours: ours.into_f32()?,
-            })
+            Ok(Results::new(open::<f64>(&x, &gate, width), open::<f32>(&x, &gate, width), ours.into_f32()?))
         }));
     }
     cases
