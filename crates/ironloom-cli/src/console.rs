@@ -1,0 +1,136 @@
+//! Output: results to stdout, and notes, warnings and progress to stderr.
+//!
+//! Nothing here panics when a stream is closed: results give their error up, and what stderr cannot take is dropped. Progress
+//! bars appear only on a terminal, and only once the work has taken a while.
+
+use std::{
+    cell::RefCell,
+    fmt::Display,
+    io::{self, IsTerminal, Write},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+/// Work that takes less than this shows no bar.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// Where a command's words go.
+#[derive(Debug)]
+pub(crate) struct Console {
+    quiet: bool,
+}
+
+impl Console {
+    /// A console; a quiet one drops notes, warnings and progress.
+    pub(crate) fn new(quiet: bool) -> Self {
+        Self { quiet }
+    }
+
+    /// Says something about the work on stderr.
+    pub(crate) fn note(&self, text: impl Display) {
+        if !self.quiet {
+            let _ = writeln!(io::stderr(), "{text}");
+        }
+    }
+
+    /// Says on stderr that something may not be as it should.
+    pub(crate) fn warn(&self, text: impl Display) {
+        self.note(format_args!("warning: {text}"));
+    }
+
+    /// Prints a result and a line end.
+    pub(crate) fn print(&self, text: impl Display) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{text}").and_then(|()| out.flush()).context("cannot print")
+    }
+
+    /// Prints a part of a result at once.
+    pub(crate) fn print_part(&self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+
+    /// Prints a result as one JSON value.
+    pub(crate) fn print_json(&self, value: &impl Serialize) -> anyhow::Result<()> {
+        self.print(serde_json::to_string_pretty(value).context("cannot write the result as JSON")?)
+    }
+
+    /// Progress of work that is counted in `unit`.
+    pub(crate) fn progress(&self, what: &'static str, unit: Unit) -> Progress {
+        let shown = !self.quiet && io::stderr().is_terminal();
+        Progress { what, unit, shown, start: Instant::now(), bar: RefCell::new(None) }
+    }
+}
+
+/// What progress counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Bytes,
+    Tokens,
+    Tests,
+}
+
+/// A bar that appears when its work takes long, and goes when it is dropped.
+pub(crate) struct Progress {
+    what: &'static str,
+    unit: Unit,
+    shown: bool,
+    start: Instant,
+    bar: RefCell<Option<ProgressBar>>,
+}
+
+impl Progress {
+    /// So much is done of so much.
+    pub(crate) fn set(&self, done: u64, total: u64) {
+        if !self.shown || self.start.elapsed() < PATIENCE {
+            return;
+        }
+        let mut bar = self.bar.borrow_mut();
+        let bar = bar.get_or_insert_with(|| self.new_bar());
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+
+    fn new_bar(&self) -> ProgressBar {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let template = match self.unit {
+            Unit::Bytes => "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {eta}",
+            Unit::Tokens => "{msg} [{bar:30}] {pos}/{len} tokens {eta}",
+            Unit::Tests => "{msg} [{bar:30}] {pos}/{len}",
+        };
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.progress_chars("=> "));
+        bar.set_message(self.what);
+        bar
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.borrow_mut().take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_appears_late_and_only_where_it_is_wanted() {
+        let progress = |shown, age| {
+            let start = Instant::now().checked_sub(age).unwrap();
+            let progress = Progress { what: "loading", unit: Unit::Bytes, shown, start, bar: RefCell::new(None) };
+            progress.set(1, 2);
+            progress.bar.borrow().is_some()
+        };
+        assert!(progress(true, PATIENCE));
+        assert!(!progress(true, Duration::ZERO));
+        assert!(!progress(false, PATIENCE));
+    }
+}

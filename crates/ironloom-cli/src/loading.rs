@@ -1,0 +1,206 @@
+//! From a path to a model in memory: opened, described, planned, loaded.
+//!
+//! [`Opened`] knows everything but the weights, so that a prompt, a context or a configuration that cannot work is refused
+//! before anything large is read. [`Opened::load`] reads them, under a progress bar, and says which tensors nobody used.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use ironloom_core::{MemoryPlan, format_bytes};
+use ironloom_decode::{Session, SessionOptions};
+use ironloom_lm::{
+    Config, LoadOptions, Model,
+    text::{ChatTemplate, TextError, Tokenizer},
+};
+use ironloom_quant::WeightFormat;
+use ironloom_tensor::Device;
+use ironloom_weights::Checkpoint;
+
+use crate::{
+    console::{Console, Unit},
+    figures::counted,
+    memory,
+};
+
+/// How a model is held.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelOptions {
+    /// How weights are held for computing; `keep` computes on what the file has
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) weights: Weights,
+    /// The most tokens of prompt and answer together [default: the model's own, or what fits in memory]
+    #[arg(short, long, value_name = "N", value_parser = context)]
+    pub(crate) context: Option<usize>,
+}
+
+/// How weights are held for computing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Weights {
+    /// As they are stored.
+    #[default]
+    Keep,
+    /// 32 bits.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 8 bits with a scale per row.
+    Int8,
+    /// 4 bits in blocks of 64.
+    Int4,
+    /// NormalFloat4 in blocks of 64.
+    Nf4,
+}
+
+impl From<Weights> for WeightFormat {
+    fn from(weights: Weights) -> Self {
+        match weights {
+            Weights::Keep => Self::Keep,
+            Weights::F32 => Self::F32,
+            Weights::Bf16 => Self::Bf16,
+            Weights::Int8 => Self::Int8,
+            Weights::Int4 => Self::Int4,
+            Weights::Nf4 => Self::Nf4,
+        }
+    }
+}
+
+fn context(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&context| context > 0).ok_or_else(|| "a whole number from 1 up is needed".to_owned())
+}
+
+/// A model whose weights are not read yet.
+pub(crate) struct Opened {
+    path: PathBuf,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) config: Config,
+}
+
+/// A model that is ready to run.
+pub(crate) struct Loaded {
+    pub(crate) model: Arc<Model>,
+    pub(crate) device: Device,
+    /// The most tokens of a session.
+    pub(crate) context: usize,
+    /// What loading took.
+    pub(crate) time: Duration,
+}
+
+impl Opened {
+    /// Opens the model at `path`.
+    ///
+    /// # Errors
+    /// There is none, or it is of a kind that is not supported.
+    pub(crate) fn new(path: &Path) -> Result<Self> {
+        let checkpoint = open(path)?;
+        let config = Config::from_checkpoint(&checkpoint).with_context(|| cannot_use(path))?;
+        Ok(Self { path: path.to_owned(), checkpoint, config })
+    }
+
+    /// Its tokenizer.
+    ///
+    /// # Errors
+    /// There is none, or it is of a kind that is not supported.
+    pub(crate) fn tokenizer(&self) -> Result<Tokenizer> {
+        tokenizer(&self.checkpoint)
+    }
+
+    /// The session's length: what the options ask for, or else the longest that fits in memory.
+    ///
+    /// # Errors
+    /// What is asked for is longer than the model's own context, or does not fit.
+    pub(crate) fn choose_context(&self, options: &ModelOptions, console: &Console) -> Result<usize> {
+        let available = MemoryPlan::available_host_memory();
+        let plan = |context| memory::plan(&self.checkpoint, &self.config, options.weights.into(), context);
+        let context = memory::choose_context(&self.config, options.context, available, plan)
+            .with_context(|| cannot_use(&self.path))?;
+        if options.context.is_none() && context < self.config.context_length {
+            console.note(format_args!(
+                "note: {} of memory has room for {context} of the model's {} positions ({}); --context sets another number",
+                available.map(format_bytes).unwrap_or_default(),
+                self.config.context_length,
+                plan(context)
+            ));
+        }
+        Ok(context)
+    }
+
+    /// Reads the weights.
+    ///
+    /// # Errors
+    /// Tensors are missing, have unexpected shapes or types, or do not fit in memory.
+    pub(crate) fn load(&self, device: Device, context: usize, weights: Weights, console: &Console) -> Result<Loaded> {
+        let start = Instant::now();
+        let progress = console.progress("loading", Unit::Bytes);
+        let show = |done, total| progress.set(done, total);
+        let options = LoadOptions { format: weights.into(), progress: Some(&show), ..LoadOptions::default() };
+        let model = Model::load(&self.checkpoint, &device, &options).with_context(|| cannot_use(&self.path))?;
+        drop(progress);
+        warn_of_unused(&model, console);
+        Ok(Loaded { model: Arc::new(model), device, context, time: start.elapsed() })
+    }
+}
+
+impl Loaded {
+    /// An empty session.
+    ///
+    /// # Errors
+    /// The context is longer than the model's.
+    pub(crate) fn session(&self) -> Result<Session> {
+        let options = SessionOptions { context: Some(self.context), ..SessionOptions::default() };
+        Ok(Session::new(self.model.clone(), self.device.clone(), options)?)
+    }
+}
+
+/// Opens the files of a model without asking what it is.
+///
+/// # Errors
+/// There are none, or they are damaged.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
+    ironloom_weights::open(path).with_context(|| cannot_use(path))
+}
+
+/// The tokenizer of a model.
+///
+/// # Errors
+/// There is none, or it is of a kind that is not supported.
+pub(crate) fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
+    Tokenizer::from_checkpoint(checkpoint)
+        .with_context(|| format!("cannot use the tokenizer of {}", checkpoint.path().display()))
+}
+
+/// The chat template of a model; `None` when it has none.
+///
+/// # Errors
+/// It has one that cannot be used.
+pub(crate) fn template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>> {
+    match ChatTemplate::from_checkpoint(checkpoint) {
+        Ok(template) => Ok(Some(template)),
+        Err(TextError::NoTemplate { .. }) => Ok(None),
+        Err(error) => Err(error).with_context(|| {
+            format!("cannot use the chat template of {} (`run --raw` works without)", checkpoint.path().display())
+        }),
+    }
+}
+
+fn cannot_use(path: &Path) -> String {
+    format!("cannot use {}", path.display())
+}
+
+fn warn_of_unused(model: &Model, console: &Console) {
+    const SHOWN: usize = 5;
+    let unused = model.unused_tensors();
+    if !unused.is_empty() {
+        let more = if unused.len() > SHOWN { ", …" } else { "" };
+        let names = unused.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        console.warn(format_args!(
+            "the model does not use {} of the file: {names}{more}",
+            counted(unused.len(), "tensor")
+        ));
+    }
+}

@@ -1,0 +1,83 @@
+//! The memory plan of a model and a context, made before anything is loaded, and the longest context that fits.
+
+use anyhow::Result;
+use ironloom_core::MemoryPlan;
+use ironloom_lm::Config;
+use ironloom_quant::WeightFormat;
+use ironloom_weights::Checkpoint;
+
+/// A context is not shortened below this without being asked to.
+const SHORTEST: usize = 512;
+
+const ADVICE: &str = "use a shorter --context, hold the weights in fewer bits (--weights int4) or close other programs";
+
+/// What the weights of `checkpoint` take, held as `format`, with a cache of `context` positions.
+pub(crate) fn plan(checkpoint: &Checkpoint, config: &Config, format: WeightFormat, context: usize) -> MemoryPlan {
+    MemoryPlan::new()
+        .with("weights", weight_bytes(checkpoint, config, format))
+        .with(format!("cache of {context} positions"), config.cache_bytes(context))
+}
+
+/// The context to open and its plan: the one `asked` for, or else the longest that fits, halving from the model's own.
+///
+/// # Errors
+/// It is longer than the model's, or does not fit in `available` bytes.
+pub(crate) fn choose_context(
+    config: &Config,
+    asked: Option<usize>,
+    available: Option<u64>,
+    plan: impl Fn(usize) -> MemoryPlan,
+) -> Result<usize> {
+    let limit = config.context_length;
+    let mut context = asked.unwrap_or(limit);
+    if context > limit {
+        return Err(ironloom_decode::Error::ContextOption { asked: context, limit }.into());
+    }
+    let Some(available) = available else { return Ok(context) };
+    while asked.is_none() && context > SHORTEST && plan(context).total() > available {
+        context = (context / 2).max(SHORTEST);
+    }
+    plan(context).check(available, ADVICE)?;
+    Ok(context)
+}
+
+fn weight_bytes(checkpoint: &Checkpoint, config: &Config, format: WeightFormat) -> u64 {
+    let parameters = config.parameters();
+    match format {
+        WeightFormat::Keep => checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum(),
+        WeightFormat::F32 => 4 * parameters,
+        WeightFormat::Bf16 => 2 * parameters,
+        WeightFormat::Int8 => parameters,
+        // Half a byte a weight, and four bytes for each block of 64.
+        WeightFormat::Int4 | WeightFormat::Nf4 => parameters * 9 / 16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(asked: Option<usize>, available: u64) -> Result<usize> {
+        let config = Config::moe_55m();
+        let plan = |context| MemoryPlan::new().with("weights", 100 << 20).with("cache", config.cache_bytes(context));
+        choose_context(&config, asked, Some(available), plan)
+    }
+
+    #[test]
+    fn an_unasked_context_is_the_longest_that_fits() {
+        let full = Config::moe_55m().context_length;
+        assert_eq!(choose(None, u64::MAX).unwrap(), full);
+        let half = (100 << 20) + Config::moe_55m().cache_bytes(full / 2);
+        assert_eq!(choose(None, half).unwrap(), full / 2);
+        assert_eq!(choose(None, half - 1).unwrap(), full / 4);
+    }
+
+    #[test]
+    fn a_context_that_does_not_fit_is_refused_with_the_plan() {
+        let message = choose(Some(4096), 50 << 20).unwrap_err().to_string();
+        assert!(message.contains("weights 100.0 MiB") && message.contains("--context"), "{message}");
+        assert!(choose(None, 50 << 20).is_err());
+        let message = choose(Some(5000), u64::MAX).unwrap_err().to_string();
+        assert!(message.contains("5000") && message.contains("4096"), "{message}");
+    }
+}

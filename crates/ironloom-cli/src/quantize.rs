@@ -1,0 +1,172 @@
+//! `ironloom quantize INPUT OUTPUT --type T`: a model in another type, as a GGUF file.
+//!
+//! The library writes beside the output and renames when all is there, so an interrupted or failed run leaves nothing.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use ironloom_core::{DType, format_bytes};
+use ironloom_lm::export::{ExportOptions, ExportReport, to_gguf};
+use ironloom_weights::Checkpoint;
+use serde::Serialize;
+
+use crate::{
+    console::{Console, Unit},
+    failure::Outcome,
+    figures::counted,
+    interrupt::Work,
+    loading,
+    machine::MachineOptions,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  ironloom quantize Qwen2.5-0.5B-Instruct/ qwen-q4_k.gguf --type q4_k
+  ironloom quantize model-f16.gguf model-q8_0.gguf --type q8_0 --threads 4
+  ironloom quantize SmolLM2-135M/ smollm2-bf16.gguf --type bf16 --json
+
+Vectors and routers stay in F32, and matrices that a type does not suit get a larger one; each is listed.";
+
+/// The types of an output, by their names on the command line.
+const TYPES: &[&str] = &["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q6_k", "f16", "bf16", "f32"];
+
+/// Write a model as a GGUF file in another type
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// A GGUF file or a Hugging Face folder
+    input: PathBuf,
+    /// The GGUF file to write
+    output: PathBuf,
+    /// Type of the matrices: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q6_k, f16, bf16 or f32
+    #[arg(long = "type", value_name = "TYPE", value_parser = parse_type)]
+    dtype: DType,
+    /// Replace the output if it exists
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    output: &'a Path,
+    #[serde(rename = "type")]
+    dtype: &'static str,
+    tensors: usize,
+    bytes_in: u64,
+    bytes_out: u64,
+    kept: &'a [String],
+    notes: &'a [String],
+    unused_tensors: &'a [String],
+}
+
+/// Writes the file.
+pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    let Arguments { input, output, dtype, .. } = arguments;
+    check_output(arguments)?;
+    let checkpoint = loading::open(input)?;
+    let Some(report) = export(arguments, &checkpoint, console)? else {
+        console.note(format_args!("stopped; {} is not written", output.display()));
+        return Ok(Outcome::Interrupted);
+    };
+    let unused = checkpoint.unused();
+    let ExportReport { tensors, bytes_in, bytes_out, kept, notes } = &report;
+    if arguments.json {
+        console.print_json(&Report {
+            output,
+            dtype: dtype.name(),
+            tensors: *tensors,
+            bytes_in: *bytes_in,
+            bytes_out: *bytes_out,
+            kept,
+            notes,
+            unused_tensors: &unused,
+        })?;
+        return Ok(Outcome::Done);
+    }
+    if !unused.is_empty() {
+        let left = counted(unused.len(), "tensor");
+        console.warn(format_args!(
+            "{left} of the input left out, since the model does not use them: {}",
+            unused.join(", ")
+        ));
+    }
+    kept.iter().chain(notes).for_each(|line| console.note(format_args!("note: {line}")));
+    let (tensors, before, after) = (counted(*tensors, "tensor"), format_bytes(*bytes_in), format_bytes(*bytes_out));
+    console.print(format_args!("{}: {tensors}, {dtype}, {before} became {after}", output.display()))?;
+    Ok(Outcome::Done)
+}
+
+/// Writes the file; `None` when Ctrl-C came.
+fn export(arguments: &Arguments, checkpoint: &Checkpoint, console: &Console) -> Result<Option<ExportReport>> {
+    /// What unwinding carries when it is an interruption.
+    struct Interrupted;
+
+    let work = Work::begin(1);
+    let bar = console.progress("packing", Unit::Bytes);
+    let progress = |done, total| {
+        bar.set(done, total);
+        if work.is_interrupted() {
+            // The writer knows no other way to stop; unwinding removes its unfinished file and prints nothing.
+            resume_unwind(Box::new(Interrupted));
+        }
+    };
+    let threads = arguments.machine.open().threads().clone();
+    let options = ExportOptions { dtype: arguments.dtype, threads, progress: Some(&progress) };
+    match catch_unwind(AssertUnwindSafe(|| to_gguf(checkpoint, &arguments.output, &options))) {
+        Ok(exported) => {
+            let cannot = || format!("cannot write {} as {}", arguments.input.display(), arguments.output.display());
+            exported.map(Some).with_context(cannot)
+        }
+        Err(cause) if cause.is::<Interrupted>() => Ok(None),
+        Err(cause) => resume_unwind(cause),
+    }
+}
+
+/// Refuses an output that would be lost or that cannot be one.
+fn check_output(arguments: &Arguments) -> Result<()> {
+    let Arguments { input, output, force, .. } = arguments;
+    let shown = output.display();
+    if output.is_dir() {
+        bail!("{shown} is a folder: name the GGUF file to write");
+    }
+    if output.exists() {
+        if same_file(input, output) {
+            bail!("{shown} is the input itself: choose another output");
+        }
+        if !force {
+            bail!("{shown} exists: choose another output, or replace it with --force");
+        }
+    }
+    Ok(())
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+fn parse_type(name: &str) -> Result<DType, String> {
+    let name = name.to_ascii_lowercase();
+    let known = TYPES.contains(&name.as_str()).then(|| DType::from_name(&name)).flatten();
+    known.ok_or_else(|| format!("the types are {}", TYPES.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_known_by_name() {
+        assert!(TYPES.iter().all(|name| parse_type(name).is_ok()));
+        assert_eq!(parse_type("Q4_K"), Ok(DType::Q4_K));
+        assert!(parse_type("q2_k").unwrap_err().contains("q8_0, q4_0"));
+    }
+}
