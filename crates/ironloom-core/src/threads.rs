@@ -8,7 +8,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{JoinHandle, Thread},
     time::{Duration, Instant},
@@ -32,15 +32,34 @@ struct Pool {
 
 #[derive(Default)]
 struct Shared {
-    /// Number of the current region; a change starts the workers.
-    epoch: AtomicUsize,
-    next_task: AtomicUsize,
-    /// Workers that have not finished the current region.
-    running: AtomicUsize,
+    /// The region's number (upper half), whether it is open ([`OPEN`]), and how many workers are in it (lower bits). A
+    /// worker enters an open region only; the caller closes it and waits for those inside, so a worker that the system has
+    /// put aside holds nobody up.
+    gate: AtomicU64,
+    next_task: OwnLine<AtomicUsize>,
     sleeping: AtomicUsize,
     stop: AtomicBool,
     job: Mutex<Option<Job>>,
     panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
+}
+
+/// Keeps a counter that all threads write off the cache line that idle ones read.
+#[derive(Default)]
+#[repr(align(128))]
+struct OwnLine<T>(T);
+
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+impl Shared {
+    /// Enters the open region unless it is the one numbered `seen`; its number.
+    fn enter(&self, seen: u64) -> Option<u64> {
+        let gate = self.gate.load(Ordering::SeqCst);
+        let enters = gate & OPEN != 0
+            && gate >> 32 != seen
+            && self.gate.compare_exchange(gate, gate + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        enters.then_some(gate >> 32)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -88,20 +107,23 @@ impl Threads {
         let _region = self.pool.region.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let shared = &*self.pool.shared;
         let task: &(dyn Fn(usize) + Sync) = &task;
-        // SAFETY: the workers use the reference only until `running` is 0, and this call returns (or unwinds) after that.
+        // SAFETY: workers use the reference only inside the region, and this call returns (or unwinds) after it is closed and
+        // empty.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         *shared.job.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Job { task, tasks });
-        shared.next_task.store(0, Ordering::Relaxed);
-        shared.running.store(self.pool.workers.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        shared.next_task.0.store(0, Ordering::Relaxed);
+        // The last region was closed with nobody inside, so nothing but its number is left in the gate.
+        let number = (shared.gate.load(Ordering::Relaxed) >> 32).wrapping_add(1);
+        shared.gate.store(number << 32 | OPEN, Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) > 0 {
             self.pool.workers.iter().for_each(|(thread, _)| thread.unpark());
         }
         let own = catch_unwind(AssertUnwindSafe(|| claim(shared, Job { task, tasks })));
+        shared.gate.fetch_and(!OPEN, Ordering::SeqCst);
         let mut spins = 0u32;
-        while shared.running.load(Ordering::Acquire) > 0 {
+        while shared.gate.load(Ordering::Acquire) & INSIDE > 0 {
             spins += 1;
-            if spins.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if spins > 2048 { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         let theirs = shared.panic.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(payload) = own.err().or(theirs) {
@@ -132,7 +154,6 @@ impl std::fmt::Debug for Threads {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         for (thread, handle) in &mut self.workers {
             thread.unpark();
             if let Some(handle) = handle.take() {
@@ -144,7 +165,7 @@ impl Drop for Pool {
 
 fn claim(shared: &Shared, job: Job) {
     loop {
-        let i = shared.next_task.fetch_add(1, Ordering::Relaxed);
+        let i = shared.next_task.0.fetch_add(1, Ordering::Relaxed);
         if i >= job.tasks {
             return;
         }
@@ -154,47 +175,45 @@ fn claim(shared: &Shared, job: Job) {
 
 fn work(shared: &Shared) {
     let mut seen = 0;
-    loop {
-        seen = wait_for_change(shared, seen);
-        if shared.stop.load(Ordering::SeqCst) {
-            return;
-        }
+    while let Some(number) = wait_for_region(shared, seen) {
+        seen = number;
         let job = *shared.job.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(job) = job
             && let Err(payload) = catch_unwind(AssertUnwindSafe(|| claim(shared, job)))
         {
             // Nothing more of this region needs to start.
-            shared.next_task.store(usize::MAX / 2, Ordering::Relaxed);
+            shared.next_task.0.store(usize::MAX / 2, Ordering::Relaxed);
             *shared.panic.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(payload);
         }
-        shared.running.fetch_sub(1, Ordering::Release);
+        shared.gate.fetch_sub(1, Ordering::Release);
     }
 }
 
-fn wait_for_change(shared: &Shared, seen: usize) -> usize {
-    let start = Instant::now();
+/// Enters the next region: spins for a while, then sleeps until a region wakes it. `None` when the pool ends.
+fn wait_for_region(shared: &Shared, seen: u64) -> Option<u64> {
     loop {
-        for _ in 0..64 {
-            let epoch = shared.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
-                return epoch;
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            for _ in 0..64 {
+                if let Some(number) = shared.enter(seen) {
+                    return Some(number);
+                }
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
         }
-        if start.elapsed() > SPIN {
-            break;
+        shared.sleeping.fetch_add(1, Ordering::SeqCst);
+        if shared.stop.load(Ordering::SeqCst) {
+            return None;
+        }
+        let entered = shared.enter(seen);
+        if entered.is_none() {
+            std::thread::park();
+        }
+        shared.sleeping.fetch_sub(1, Ordering::SeqCst);
+        if entered.is_some() {
+            return entered;
         }
     }
-    shared.sleeping.fetch_add(1, Ordering::SeqCst);
-    let epoch = loop {
-        let epoch = shared.epoch.load(Ordering::SeqCst);
-        if epoch != seen {
-            break epoch;
-        }
-        std::thread::park();
-    };
-    shared.sleeping.fetch_sub(1, Ordering::SeqCst);
-    epoch
 }
 
 #[cfg(test)]
