@@ -35,7 +35,7 @@ pub enum Error {
     MissingTensors { path: PathBuf, count: usize, names: String },
     /// A tensor's shape contradicts the configuration.
     #[error("tensor {tensor:?} has shape {found}, and the configuration asks for {expected}")]
-    TensorShape { tensor: String, expected: Shape, found: Shape },
+    TensorShape { tensor: String, expected: Box<Shape>, found: Box<Shape> },
     /// A call mixes counts that must agree.
     #[error("{what} is {found}, and {expected} is needed")]
     Count { what: &'static str, expected: usize, found: usize },
@@ -45,6 +45,12 @@ pub enum Error {
          context if it was trained for one"
     )]
     ContextFull { limit: usize, found: usize },
+    /// A model, a tokenizer or a type that the format to write cannot hold.
+    #[error("{what} cannot be written to {format}: {reason}")]
+    NotExportable { what: String, format: &'static str, reason: String },
+    /// A tokenizer or a chat template refused.
+    #[error(transparent)]
+    Text(#[from] crate::text::TextError),
     /// A file could not be read.
     #[error(transparent)]
     Weights(#[from] ironloom_weights::Error),

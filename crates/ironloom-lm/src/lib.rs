@@ -22,6 +22,7 @@
 mod config;
 mod error;
 mod experts;
+pub mod export;
 mod load;
 mod model;
 mod names;
