@@ -133,7 +133,7 @@ impl CheckpointSource<'_> {
         }
         let data = self.checkpoint.tensor(name)?;
         if !accepted.contains(&data.shape) {
-            let (tensor, expected, found) = (name.to_owned(), accepted[0], data.shape);
+            let (tensor, expected, found) = (name.to_owned(), Box::new(accepted[0]), Box::new(data.shape));
             return Err(Error::TensorShape { tensor, expected, found });
         }
         Ok(Some(data))
@@ -305,11 +305,11 @@ impl<S: Source> Builder<'_, S> {
             false => Ok(None),
         };
         let feed_forward = match options.feed_forward {
-            FeedForwardConfig::Dense { width: inner } => BlockFeedForward::Dense(self.gated(
+            FeedForwardConfig::Dense { width: inner } => BlockFeedForward::Dense(Box::new(self.gated(
                 [name(Part::Gate), name(Part::Up), name(Part::Down)],
                 inner,
                 config.feed_forward_bias,
-            )?),
+            )?)),
             FeedForwardConfig::Routed => BlockFeedForward::Routed(Box::new(self.experts(naming, layer)?)),
         };
         Ok(Block {

@@ -44,7 +44,7 @@ pub(crate) struct Block {
 
 #[derive(Clone, Debug)]
 pub(crate) enum BlockFeedForward {
-    Dense(FeedForward),
+    Dense(Box<FeedForward>),
     Routed(Box<Experts>),
 }
 

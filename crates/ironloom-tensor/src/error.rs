@@ -17,9 +17,9 @@ pub enum Error {
         /// Which operand.
         operand: &'static str,
         /// What the other operands ask for.
-        expected: Shape,
+        expected: Box<Shape>,
         /// What came.
-        found: Shape,
+        found: Box<Shape>,
     },
     /// A number of things does not fit.
     #[error("{operation}: {what} is {found}, and {expected} is needed")]
@@ -82,5 +82,8 @@ pub(crate) fn expect_shape(
     found: &Shape,
 ) -> Result<()> {
     let expected = expected.into();
-    if expected == *found { Ok(()) } else { Err(Error::Shape { operation, operand, expected, found: *found }) }
+    if expected == *found {
+        return Ok(());
+    }
+    Err(Error::Shape { operation, operand, expected: Box::new(expected), found: Box::new(*found) })
 }

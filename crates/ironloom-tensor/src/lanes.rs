@@ -109,8 +109,8 @@ pub(crate) fn maximum(x: &[f32]) -> f32 {
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer held in the low mantissa bits
-    const LN2_HIGH: f32 = 0.693_359_375;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
+    const LN2_LOW: f32 = -2.121_944_4e-4; // ln 2 less the above
     let clamped = if x > 89.0 { 89.0 } else { x };
     let clamped = if clamped < -104.0 { -104.0 } else { clamped };
     let shifted = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);

@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, error::expect_shape};
 
 /// What a tape knows a tensor by; unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,14 +62,7 @@ impl Tape {
     /// # Errors
     /// An operation's backward fails, or `gradient` has another shape than `output`.
     pub fn backward(&self, output: &Tensor, gradient: Tensor) -> Result<Gradients> {
-        if output.shape() != gradient.shape() {
-            return Err(Error::Shape {
-                operation: "backward",
-                operand: "the gradient",
-                expected: *output.shape(),
-                found: *gradient.shape(),
-            });
-        }
+        expect_shape("backward", "the gradient", *output.shape(), gradient.shape())?;
         let mut gradients = Gradients::from([(output.id(), gradient)]);
         for node in self.nodes.take().into_iter().rev() {
             let Some(gradient) = gradients.get(&node.output) else { continue };

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use ironloom_core::Shape;
 
-use crate::{Error, Result, TensorId};
+use crate::{Error, Result, TensorId, error::expect_shape};
 
 /// A dense row-major tensor. Cloning shares the storage; an operation that takes a tensor by value writes in place when
 /// nothing else shares it. A view is an offset and a shape over the leading dimension.
@@ -99,12 +99,7 @@ impl Tensor {
     pub fn reshape(mut self, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         if shape.elements()? != self.shape.elements()? {
-            return Err(Error::Shape {
-                operation: "reshape",
-                operand: "the tensor",
-                expected: shape,
-                found: self.shape,
-            });
+            expect_shape("reshape", "the tensor", shape, &self.shape)?;
         }
         self.shape = shape;
         Ok(self)

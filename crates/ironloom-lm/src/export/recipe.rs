@@ -47,7 +47,7 @@ impl Recipe {
             match checkpoint.info(name) {
                 None => missing.push(name.clone()),
                 Some(info) if !same_but_for_ones(info.shape, *expected) => {
-                    let (tensor, expected, found) = (name.clone(), *expected, info.shape);
+                    let (tensor, expected, found) = (name.clone(), Box::new(*expected), Box::new(info.shape));
                     return Err(Error::TensorShape { tensor, expected, found });
                 }
                 Some(_) => {}

@@ -5,7 +5,7 @@
 
 use ironloom_quant::{Product, matmul};
 
-use crate::{Context, Error, Result, Tensor, Weight};
+use crate::{Context, Error, Result, Tensor, Weight, error::expect_shape};
 
 /// `x [n, cols]` times each of `weights [rows, cols]`, transposed: one `[n, rows]` for each.
 ///
@@ -16,12 +16,7 @@ pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, weights: [&Weight; 
     let n = x.rows();
     for weight in weights {
         if weight.cols() != x.width() {
-            return Err(Error::Shape {
-                operation: "linear",
-                operand: "the input",
-                expected: [n, weight.cols()].into(),
-                found: *x.shape(),
-            });
+            expect_shape("linear", "the input", [n, weight.cols()], x.shape())?;
         }
     }
     let mut outs = weights.map(|weight| vec![0.0; n * weight.rows()]);
