@@ -113,6 +113,8 @@ trait Source {
         device: &Device,
     ) -> Result<PackedMatrix>;
     fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Vec<f32>>;
+    /// Called after every layer: what was read is packed.
+    fn release(&self);
     /// Bytes done and all bytes.
     fn progress(&self) -> (u64, u64);
 }
@@ -200,6 +202,10 @@ impl Source for CheckpointSource<'_> {
         })
     }
 
+    fn release(&self) {
+        self.checkpoint.release();
+    }
+
     fn progress(&self) -> (u64, u64) {
         (self.done.min(self.total), self.total)
     }
@@ -233,6 +239,8 @@ impl Source for RandomSource {
         Ok(vec![if name.ends_with(".bias") { 0.0 } else { 1.0 }; length])
     }
 
+    fn release(&self) {}
+
     fn progress(&self) -> (u64, u64) {
         (0, 0)
     }
@@ -263,7 +271,11 @@ impl<S: Source> Builder<'_, S> {
             true => embedding.clone(),
             false => self.weight(naming.name(Part::Head, 0), table, Rows::All)?,
         };
-        let blocks = (0..config.layers.len()).map(|layer| self.block(naming, layer)).collect::<Result<Vec<_>>>()?;
+        let mut blocks = Vec::with_capacity(config.layers.len());
+        for layer in 0..config.layers.len() {
+            blocks.push(self.block(naming, layer)?);
+            self.source.release();
+        }
         Ok(Model {
             embedding: Embedding { weight: embedding, scale: config.embedding_scale },
             blocks,

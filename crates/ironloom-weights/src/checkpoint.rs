@@ -120,6 +120,12 @@ impl Checkpoint {
         self.files.iter().map(|file| file.len() as u64).sum()
     }
 
+    /// Tells the system that no part of the files is needed for now: their bytes stay readable, and are read from the files
+    /// again when asked for. Reading a small tensor maps up to 2 MiB around it, so a loader calls this now and then.
+    pub fn release(&self) {
+        self.files.iter().for_each(|file| file.release(0..file.len()));
+    }
+
     /// A file beside safetensors weights, such as `config.json` or `tokenizer.json`, read whole. `None` when it isn't there,
     /// and for GGUF, which holds everything itself.
     ///
