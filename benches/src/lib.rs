@@ -1,1 +1,0 @@
-//! Shapes and set-up shared by the benches.
