@@ -51,6 +51,10 @@ fn exported(input: &Path, dtype: DType) -> (tempfile::TempDir, PathBuf, ExportRe
     (folder, out, report)
 }
 
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
 fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     let data = checkpoint.tensor(name).unwrap();
     let mut values = vec![0.0; data.shape.elements().unwrap()];
@@ -306,6 +310,7 @@ fn notes_say_what_other_readers_do_differently() {
     let notes = |name: &str| exported(&golden(name), DType::F32).2.notes.join("\n");
     assert!(notes("mistral").contains("llama.attention.sliding_window"));
     assert!(notes("qwen2_moe-mixed").contains("norm_topk_prob"));
+    assert!(notes("llama-yarn-attention-factor").contains("yarn_beta_fast"));
     assert_eq!(notes("llama"), "");
 }
 
@@ -419,8 +424,7 @@ fn folder_with_tokenizer(name: &str, settings: serde_json::Value, vocab_size: us
 /// Every kind of tokenizer that GGUF can say: ids of the golden texts stay, with tokens for a padded vocabulary.
 #[test]
 fn tokenizers_of_every_kind_come_through() {
-    let golden_ids: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(golden("../text/ids.json")).unwrap()).unwrap();
+    let golden_ids = json(&golden("../text/ids.json"));
     let texts: Vec<&str> = golden_ids["texts"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
     for (name, eos) in [
         ("gpt2", "<|endoftext|>"),
@@ -444,6 +448,38 @@ fn tokenizers_of_every_kind_come_through() {
                 assert_eq!(ids(&before), ids(&after), "{name}: {text:?}");
             }
         }
+    }
+}
+
+/// And back: a folder made of the GGUF file has the same ids, also for the library that defines the format.
+#[test]
+fn tokenizers_of_every_kind_come_back_as_tokenizer_json() {
+    let golden_ids = json(&golden("../text/ids.json"));
+    let texts: Vec<&str> = golden_ids["texts"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    for name in ["gpt2", "smollm", "llama3", "qwen2", "llama2", "gemma"] {
+        let settings = serde_json::json!({"eos_token": "<eos>", "chat_template": "{{ messages[0].content }}"});
+        let folder = folder_with_tokenizer(name, settings, 1024);
+        let (_out_folder, out, _) = exported(folder.path(), DType::F32);
+        let back = tempfile::tempdir().unwrap();
+        let report = to_hugging_face(&open(&out).unwrap(), back.path()).unwrap();
+        assert_eq!(report.notes, [""; 0], "{name}");
+        let tokenizers =
+            [folder.path(), back.path()].map(|path| Tokenizer::from_checkpoint(&open(path).unwrap()).unwrap());
+        let [before, after] = &tokenizers;
+        assert_eq!((before.end_ids(), before.bos_id()), (after.end_ids(), after.bos_id()), "{name}");
+        same_ids(before, after, name);
+        let library = tokenizers::Tokenizer::from_file(back.path().join("tokenizer.json")).unwrap();
+        for (place, text) in texts.iter().enumerate() {
+            for specials in [Specials::Parse, Specials::Literal] {
+                let ids = |tokenizer: &Tokenizer| tokenizer.encode(text, specials, AddBos::Yes).unwrap();
+                assert_eq!(ids(before), ids(after), "{name}: {text:?}");
+            }
+            let wanted = &golden_ids["tokenizers"][name]["parsed"][place];
+            let wanted: Vec<u32> = wanted.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+            assert_eq!(library.encode(*text, false).unwrap().get_ids(), wanted, "{name}: {text:?}");
+        }
+        let template = ChatTemplate::from_checkpoint(&open(back.path()).unwrap()).unwrap();
+        assert_eq!(template.source(), "{{ messages[0].content }}");
     }
 }
 

@@ -1,8 +1,9 @@
-//! Writes a GGUF model as a Hugging Face folder: `config.json`, `generation_config.json` and `model.safetensors`.
+//! Writes a GGUF model as a Hugging Face folder: weights as safetensors, `config.json`, `generation_config.json`, and the
+//! tokenizer's files.
 //!
 //! Weights keep their values: F32, F16 and BF16 tensors their type, packed ones become F32. The configuration is read back and held
 //! against the file's own description before anything is written, since a wrong `config.json` makes a model that answers
-//! fluently and wrong. The tokenizer stays behind: GGUF doesn't hold what a `tokenizer.json` needs.
+//! fluently and wrong.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +12,15 @@ use ironloom_nn::RopeScaling;
 use ironloom_weights::{Checkpoint, Format, Metadata};
 use serde_json::{Map, Value, json};
 
-use super::{ExportReport, check_sources, metadata::llama3_of_divisors, refuse, report, weights};
+use super::{
+    ExportReport, check_sources, metadata::llama3_of_divisors, refuse, report, tokenizer_json::tokenizer_files, weights,
+};
 use crate::{Architecture, Config, FeedForwardConfig, Result};
 
-/// What the report and errors call the format.
-const FORMAT: &str = "a Hugging Face folder";
+/// What errors call the format.
+pub(super) const FORMAT: &str = "a Hugging Face folder";
+/// The size of the hub's own shards.
+const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Writes the GGUF `checkpoint` as the Hugging Face folder `folder`, which is made where it's not there.
 ///
@@ -49,17 +54,27 @@ pub fn to_hugging_face(checkpoint: &Checkpoint, folder: &Path) -> Result<ExportR
         let what = format!("the model's {difference}");
         return Err(refuse(what, FORMAT, "config.json has no entry that means it for this family"));
     }
-    write_json(&folder.join("config.json"), &json)?;
-    write_json(&folder.join("generation_config.json"), &Value::Object(ids))?;
+    let mut notes = Vec::new();
+    let tokenizer = match tokenizer_files(checkpoint.metadata()) {
+        Ok(files) => Some(files),
+        Err(error) => {
+            notes.push(format!("the tokenizer stays in the GGUF file ({error}): take it from the original model"));
+            None
+        }
+    };
     let (count, threads) = (recipes.len(), Threads::all());
     let tensors = recipes.into_iter().map(|recipe| recipe.into_tensor(checkpoint, &threads)).collect();
     // Readers of the hub's files look for this entry.
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    let out = folder.join("model.safetensors");
-    ironloom_weights::safetensors::write(&out, &metadata, tensors, &mut |_| {})?;
-    let notes = vec!["the tokenizer stays in the GGUF file: take tokenizer.json from the original model".to_owned()];
-    report(checkpoint, &out, count, Vec::new(), notes)
+    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut |_| {})?;
+    write_json(&folder.join("config.json"), &json)?;
+    write_json(&folder.join("generation_config.json"), &Value::Object(ids))?;
+    if let Some(files) = tokenizer {
+        write_json(&folder.join("tokenizer.json"), &files.tokenizer)?;
+        write_json(&folder.join("tokenizer_config.json"), &files.settings)?;
+    }
+    report(checkpoint, folder, count, Vec::new(), notes)
 }
 
 /// The configuration as the folder's own.
@@ -274,9 +289,6 @@ fn shortest(value: f32) -> Value {
 /// Writes beside the target and renames, so that a reader never finds half a file.
 fn write_json(path: &Path, json: &Value) -> Result<()> {
     let error = |source| ironloom_weights::Error::Write { path: path.to_owned(), source };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(error)?;
-    }
     let partial = PathBuf::from(format!("{}.{}.partial", path.display(), std::process::id()));
     let written = std::fs::write(&partial, format!("{json:#}\n")).and_then(|()| std::fs::rename(&partial, path));
     if written.is_err() {

@@ -214,6 +214,10 @@ impl Keys {
                 if (*beta_fast, *beta_slow) != (32.0, 1.0) {
                     self.set("rope.scaling.yarn_beta_fast", *beta_fast as f32);
                     self.set("rope.scaling.yarn_beta_slow", *beta_slow as f32);
+                    self.notes.push(format!(
+                        "YaRN's ramp runs from {beta_fast} to {beta_slow} rotations; readers without the keys yarn_beta_fast and \
+                         yarn_beta_slow take 32 and 1 (llama.cpp has options for them)"
+                    ));
                 }
                 // The key multiplies what follows from the factor.
                 let usual = RopeScaling::yarn_attention_factor(*factor, None, None, None);

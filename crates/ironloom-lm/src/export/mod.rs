@@ -12,6 +12,7 @@ mod hugging_face;
 mod metadata;
 mod recipe;
 mod tokenizer;
+mod tokenizer_json;
 mod types;
 mod weights;
 
@@ -169,7 +170,7 @@ fn check_sources(recipes: &[Recipe], checkpoint: &Checkpoint) -> Result<()> {
 
 fn report(
     checkpoint: &Checkpoint,
-    weights: &Path,
+    out: &Path,
     tensors: usize,
     kept: Vec<String>,
     mut notes: Vec<String>,
@@ -178,8 +179,8 @@ fn report(
     if !unused.is_empty() {
         notes.push(format!("{} tensors of the input are no part of the model: {}", unused.len(), unused.join(", ")));
     }
-    let read = |source| ironloom_weights::Error::Read { path: weights.to_owned(), source };
-    let bytes_out = std::fs::metadata(weights).map_err(read)?.len();
+    // Opened again, it is also known to be readable.
+    let bytes_out = ironloom_weights::open(out)?.file_bytes();
     Ok(ExportReport { tensors, bytes_in: checkpoint.file_bytes(), bytes_out, kept, notes })
 }
 

@@ -64,7 +64,8 @@ pub(super) fn add_tokenizer(
     add_frame(metadata, checkpoint, &tokenizer, &settings)?;
     add_ends(metadata, &tokenizer, notes)?;
     add_templates(metadata, checkpoint, &settings)?;
-    hold_against(&tokenizer, metadata)
+    let found = tokenizer_of_metadata(metadata)?;
+    hold_against(&tokenizer, &found, "GGUF")
 }
 
 struct Json(Value);
@@ -114,7 +115,7 @@ fn pieces(file: &Value, tokenizer: &Tokenizer, algorithm: GgufAlgorithm, vocab_s
 fn add_pieces(metadata: &mut Metadata, file: &Value, pieces: &[Piece], algorithm: GgufAlgorithm) -> Result<()> {
     let merges = merges(file)?;
     let (model, pre) = match algorithm {
-        GgufAlgorithm::ByteLevel { pre } => ("gpt2", pre),
+        GgufAlgorithm::ByteLevel { pre, .. } => ("gpt2", pre),
         GgufAlgorithm::SentencePiece { .. } => ("llama", "default"),
     };
     metadata.insert("tokenizer.ggml.model", model);
@@ -277,18 +278,13 @@ fn add_templates(metadata: &mut Metadata, checkpoint: &Checkpoint, settings: &Va
     Ok(())
 }
 
-/// Reads the keys back, and refuses when they mean another tokenizer.
-fn hold_against(tokenizer: &Tokenizer, metadata: &Metadata) -> Result<()> {
-    let found = tokenizer_of_metadata(metadata)?;
+/// Refuses when `found`, read back from what was written, gives other ids.
+pub(super) fn hold_against(tokenizer: &Tokenizer, found: &Tokenizer, format: &'static str) -> Result<()> {
     let ids = |tokenizer: &Tokenizer| tokenizer.encode(PROBE, Specials::Literal, AddBos::Yes);
-    let reason = if found.bos_id() != tokenizer.bos_id() {
-        "its start token does not come back"
-    } else if ids(&found)? != ids(tokenizer)? {
-        "read back from there it gives other ids: keep the folder"
-    } else {
-        return Ok(());
-    };
-    Err(refuse("the tokenizer", "GGUF", reason))
+    if ids(found)? != ids(tokenizer)? {
+        return Err(refuse("the tokenizer", format, "read back from there it gives other ids"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

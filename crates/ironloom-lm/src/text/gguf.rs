@@ -31,8 +31,8 @@ pub(crate) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer> {
 /// What GGUF names a tokenizer's algorithm by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GgufAlgorithm {
-    /// `gpt2`, with the name of its splitting rule.
-    ByteLevel { pre: &'static str },
+    /// `gpt2`, with the name of its splitting rule, and the rule's expression where it is one of its own.
+    ByteLevel { pre: &'static str, expression: Option<&'static str> },
     /// `llama`, with or without a space before each section; `only_first` where the tokenizer itself puts it before a text's
     /// first section only, for which GGUF has no key.
     SentencePiece { space: bool, only_first: bool },
@@ -41,7 +41,10 @@ pub(crate) enum GgufAlgorithm {
 /// How GGUF names the tokenizer's algorithm; `None` when it has no name for it.
 pub(crate) fn algorithm(tokenizer: &Tokenizer) -> Option<GgufAlgorithm> {
     match &tokenizer.engine {
-        Engine::ByteLevel(engine) => Some(GgufAlgorithm::ByteLevel { pre: engine.pretokenizer.name() }),
+        Engine::ByteLevel(engine) => Some(GgufAlgorithm::ByteLevel {
+            pre: engine.pretokenizer.name(),
+            expression: engine.pretokenizer.expression(),
+        }),
         Engine::SentencePiece(engine) => Some(GgufAlgorithm::SentencePiece {
             space: engine.space != SpacePrefix::Never,
             only_first: engine.space == SpacePrefix::First,

@@ -44,6 +44,15 @@ impl Pretokenizer {
         NAMES.iter().find(|(known, _)| *known == name).map(|&(_, rule)| rule)
     }
 
+    /// The regular expression of a rule that is one; the others are GPT-2's, which a `tokenizer.json` leaves to the byte-level step.
+    pub(super) fn expression(self) -> Option<&'static str> {
+        match self {
+            Self::Gpt2 | Self::SmolLm => None,
+            Self::Llama3 => Some(LLAMA3_EXPRESSION),
+            Self::Qwen2 => Some(QWEN2_EXPRESSION),
+        }
+    }
+
     /// The usual name of the rule.
     pub(super) fn name(self) -> &'static str {
         NAMES.iter().find(|(_, rule)| *rule == self).map_or("gpt-2", |(name, _)| name)
