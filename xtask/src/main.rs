@@ -1,7 +1,7 @@
 //! The workspace's own commands, run as `cargo xtask NAME`.
 //!
-//! Each command is a module of that name: [`demo`] runs a real model, [`test`] is every check there is, [`tidy`] holds the
-//! house rules, [`check_parity`] holds each operation and model against a reference, [`bench`] measures and keeps the
+//! Each command is a module of that name: [`demo`] runs a real model, `test` is every check there is, [`tidy`] holds the
+//! house rules, [`check_parity`] holds each operation and model against a reference, `bench` measures and keeps the
 //! records, [`golden`] makes the reference tensors again. Nothing here is needed to use the libraries or the program.
 //!
 //! This program is built twice: without the libraries, so that a fresh clone is one short build away from `demo`; and with
