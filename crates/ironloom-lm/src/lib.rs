@@ -1,4 +1,5 @@
-//! Language models: what they are ([`Config`]), their weights and forward pass ([`Model`]), and their text ([`text`]).
+//! Language models: what they are ([`Config`]), their weights and forward pass ([`Model`]), their text ([`text`]), and other
+//! formats to write them in ([`export`]).
 //!
 //! Every family is one description of a block with its options, read from GGUF metadata or a Hugging Face `config.json`. What
 //! is not known is refused by name, for a model that runs with an option left out answers fluently and wrong.

@@ -163,6 +163,10 @@ fn a_folder_comes_back_bit_for_bit_through_gguf() {
             }
             assert_eq!(bits(&wanted), bits(&values(&back, tensor)), "{name} {tensor}");
         }
+        if name.starts_with("gemma") {
+            // transformers refuses 16.0.
+            assert!(json(&back.path().join("config.json"))["query_pre_attn_scalar"].is_u64());
+        }
         let (before, after) = (Config::from_checkpoint(&original).unwrap(), Config::from_checkpoint(&back).unwrap());
         grouped += usize::from(before.heads != before.kv_heads);
         assert_eq!(before.layers, after.layers, "{name}");

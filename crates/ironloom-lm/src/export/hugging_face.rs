@@ -132,8 +132,9 @@ fn config_json(config: &Config) -> Result<Map<String, Value>> {
     match architecture {
         Gemma3 => {
             set("hidden_activation", "gelu_pytorch_tanh".into());
-            // The attention scale is 1 / sqrt of this.
-            set("query_pre_attn_scalar", (1.0 / f64::from(config.attention_scale).powi(2)).round().into());
+            // The attention scale is 1 / sqrt of this, which transformers takes as a whole number only.
+            let scalar = (1.0 / f64::from(config.attention_scale).powi(2)).round() as u64;
+            set("query_pre_attn_scalar", scalar.into());
         }
         _ => set("hidden_act", "silu".into()),
     }
