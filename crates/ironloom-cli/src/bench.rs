@@ -18,6 +18,7 @@ use crate::{
     console::{Console, Unit},
     failure::{Outcome, Usage},
     figures::short_count,
+    interrupt,
     loading::{Opened, Weights},
     machine::DeviceOption,
 };
@@ -90,6 +91,7 @@ struct Row<'a> {
 
 /// Measures and prints the rows.
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    interrupt::install()?;
     let opened = Opened::new(&arguments.model)?;
     let tests = tests(arguments, opened.config.context_length)?;
     let threads: Vec<Option<u16>> =

@@ -19,7 +19,7 @@ use crate::{
     console::{Console, Unit},
     conversation::Conversation,
     failure::{self, Outcome},
-    interrupt::Work,
+    interrupt::{self, Work},
     loading::{self, ModelOptions, Opened},
     machine::MachineOptions,
     run::{AnswerOptions, speed},
@@ -71,6 +71,9 @@ pub(crate) struct Arguments {
 
 /// Talks until the input ends.
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    // The line editor takes SIGINT for itself when it is made and needs it never (it reads Ctrl-C as a key), so it comes first.
+    let mut input = Input::new(arguments.no_history)?;
+    interrupt::install()?;
     let sampling = arguments.sampling.sampler_options()?;
     let opened = Opened::new(&arguments.model)?;
     let tokenizer = opened.tokenizer()?;
@@ -84,7 +87,6 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let loaded = opened.load(arguments.machine.open(), context, arguments.options.weights, console)?;
     let conversation = Conversation::new(loaded.session()?, tokenizer, template, arguments.system.as_deref());
     let mut chat = Chat { arguments, console, sampling, conversation };
-    let mut input = Input::new(arguments.no_history)?;
     if input.is_edited() {
         console.note(format_args!("{}. /help lists commands, Ctrl-D ends.", arguments.model.display()));
     }

@@ -167,13 +167,14 @@ impl Conversation {
         Some(ids)
     }
 
-    /// What the session stands for after an answer, where the answer's text is that of its ids.
+    /// What the session stands for after an answer, unless a part of the ids is not in its text, as with a stop string.
     fn held_after(&self, prompt: &str, generation: &Generation) -> Option<Held> {
         let (end, ids) = match (generation.finish, generation.ids.split_last()) {
             (FinishReason::EndToken, Some((&end, ids))) => (Some(end), ids),
             _ => (None, generation.ids.as_slice()),
         };
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.tokenizer.token_bytes(id)).collect();
-        (bytes == generation.text.as_bytes()).then(|| Held { text: format!("{prompt}{}", generation.text), end })
+        (String::from_utf8_lossy(&bytes) == generation.text)
+            .then(|| Held { text: format!("{prompt}{}", generation.text), end })
     }
 }

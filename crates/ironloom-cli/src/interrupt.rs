@@ -1,7 +1,7 @@
 //! Ctrl-C: the first one asks the work to stop, a later one ends the program.
 //!
 //! A command says with [`Work`] that it is doing something it can stop by itself; outside of that, Ctrl-C ends the program at
-//! once. Line editing reads Ctrl-C as a key, so no signal comes then.
+//! once. Commands that only read headers do not listen: the signal itself ends them.
 
 use std::{
     ops::ControlFlow,
@@ -18,7 +18,7 @@ static PATIENCE: AtomicUsize = AtomicUsize::new(0);
 /// Ctrl-C since the work began.
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts listening.
+/// Starts listening; to be called once.
 pub(crate) fn install() -> Result<()> {
     ctrlc::set_handler(|| {
         if !ask() {

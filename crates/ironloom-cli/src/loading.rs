@@ -98,7 +98,7 @@ impl Opened {
     /// There is none, or it is of a kind that is not supported.
     pub(crate) fn new(path: &Path) -> Result<Self> {
         let checkpoint = open(path)?;
-        let config = Config::from_checkpoint(&checkpoint).with_context(|| cannot_use(path))?;
+        let config = Config::from_checkpoint(&checkpoint).map_err(|error| named(path, error))?;
         Ok(Self { path: path.to_owned(), checkpoint, config })
     }
 
@@ -118,7 +118,7 @@ impl Opened {
         let available = MemoryPlan::available_host_memory();
         let plan = |context| memory::plan(&self.checkpoint, &self.config, options.weights.into(), context);
         let context = memory::choose_context(&self.config, options.context, available, plan)
-            .with_context(|| cannot_use(&self.path))?;
+            .with_context(|| format!("cannot use {}", self.path.display()))?;
         if options.context.is_none() && context < self.config.context_length {
             console.note(format_args!(
                 "note: {} of memory has room for {context} of the model's {} positions ({}); --context sets another number",
@@ -138,8 +138,8 @@ impl Opened {
         let start = Instant::now();
         let progress = console.progress("loading", Unit::Bytes);
         let show = |done, total| progress.set(done, total);
-        let options = LoadOptions { format: weights.into(), progress: Some(&show), ..LoadOptions::default() };
-        let model = Model::load(&self.checkpoint, &device, &options).with_context(|| cannot_use(&self.path))?;
+        let options = LoadOptions { format: weights.into(), progress: Some(&show) };
+        let model = Model::load(&self.checkpoint, &device, &options).map_err(|error| named(&self.path, error))?;
         drop(progress);
         warn_of_unused(&model, console);
         Ok(Loaded { model: Arc::new(model), device, context, time: start.elapsed() })
@@ -162,7 +162,7 @@ impl Loaded {
 /// # Errors
 /// There are none, or they are damaged.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
-    ironloom_weights::open(path).with_context(|| cannot_use(path))
+    Ok(ironloom_weights::open(path)?)
 }
 
 /// The tokenizer of a model.
@@ -170,8 +170,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
 /// # Errors
 /// There is none, or it is of a kind that is not supported.
 pub(crate) fn tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
-    Tokenizer::from_checkpoint(checkpoint)
-        .with_context(|| format!("cannot use the tokenizer of {}", checkpoint.path().display()))
+    Tokenizer::from_checkpoint(checkpoint).map_err(|error| named(checkpoint.path(), error))
 }
 
 /// The chat template of a model; `None` when it has none.
@@ -188,8 +187,12 @@ pub(crate) fn template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>> 
     }
 }
 
-fn cannot_use(path: &Path) -> String {
-    format!("cannot use {}", path.display())
+/// An error that says which model it is about.
+fn named(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Error {
+    let path = path.display().to_string();
+    let says_so = error.to_string().contains(&path);
+    let error = anyhow::Error::new(error);
+    if says_so { error } else { error.context(format!("cannot use {path}")) }
 }
 
 fn warn_of_unused(model: &Model, console: &Console) {

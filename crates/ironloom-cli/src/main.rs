@@ -63,14 +63,14 @@ enum Command {
 fn main() -> ExitCode {
     let program = Program::parse();
     let console = Console::new(program.quiet);
-    let ended = interrupt::install().and_then(|()| match &program.command {
+    let ended = match &program.command {
         Command::Run(arguments) => run::run(arguments, &console),
         Command::Chat(arguments) => chat::run(arguments, &console),
         Command::Inspect(arguments) => inspect::run(arguments, &console),
         Command::Quantize(arguments) => quantize::run(arguments, &console),
         Command::Tokenize(arguments) => tokenize::run(arguments, &console),
         Command::Bench(arguments) => bench::run(arguments, &console),
-    });
+    };
     match ended {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Interrupted) => ExitCode::from(interrupt::EXIT_CODE),

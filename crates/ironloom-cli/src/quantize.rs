@@ -17,7 +17,7 @@ use crate::{
     console::{Console, Unit},
     failure::Outcome,
     figures::counted,
-    interrupt::Work,
+    interrupt::{self, Work},
     loading,
     machine::MachineOptions,
 };
@@ -70,6 +70,7 @@ struct Report<'a> {
 
 /// Writes the file.
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    interrupt::install()?;
     let Arguments { input, output, dtype, .. } = arguments;
     check_output(arguments)?;
     let checkpoint = loading::open(input)?;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     console::{Console, Unit},
     failure::Outcome,
-    interrupt::Work,
+    interrupt::{self, Work},
     loading::{self, Loaded, ModelOptions, Opened},
     machine::MachineOptions,
     prompt,
@@ -72,6 +72,7 @@ pub(crate) struct AnswerOptions {
 
 /// Answers the prompt.
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    interrupt::install()?;
     let sampling = arguments.sampling.sampler_options()?;
     let opened = Opened::new(&arguments.model)?;
     let tokenizer = opened.tokenizer()?;

@@ -91,12 +91,20 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     } else if arguments.decode.is_some() {
         console.print(text)?;
     } else {
-        let lines =
-            ids.iter().zip(&pieces).map(|(id, piece)| format!("{id:>8}  {}\n", cut(&format!("{piece:?}"), 100)));
+        let lines = ids.iter().map(|&id| format!("{id:>8}  {}\n", cut(&shown(&tokenizer, id), 100)));
         console.print(lines.collect::<String>().trim_end())?;
         console.note(counted(ids.len(), "token"));
     }
     Ok(Outcome::Done)
+}
+
+/// A token in quotes; bytes that are no text on their own as in a byte string of Rust.
+fn shown(tokenizer: &Tokenizer, id: u32) -> String {
+    match String::from_utf8(tokenizer.token_bytes(id)) {
+        Ok(text) if text.is_empty() => format!("{:?}", tokenizer.token_text(id).unwrap_or_default()),
+        Ok(text) => format!("{text:?}"),
+        Err(error) => format!("b\"{}\"", error.as_bytes().escape_ascii()),
+    }
 }
 
 fn parse_ids(text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>> {

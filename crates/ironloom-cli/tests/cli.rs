@@ -22,7 +22,8 @@ struct Ran {
 impl Ran {
     fn of(child: Child) -> Self {
         let output = child.wait_with_output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        // A test that has read the first byte of an answer may have cut a character.
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let ran = Self {
             code: output.status.code().expect("ended by a signal"),
             out: text(output.stdout),
@@ -422,7 +423,8 @@ fn chat_feeds_only_what_is_new_and_takes_commands() {
     assert_eq!(prompts[0], count(&["Hi there"]));
     assert!(prompts[1] <= user + 3, "{prompts:?} {user}");
     assert_eq!(prompts[2], 0);
-    assert_eq!(prompts[4], count(&["Again", "--system", "Be brief."]));
+    // The two conversations have the token that opens a message in common.
+    assert_eq!(prompts[4], count(&["Again", "--system", "Be brief."]) - 1);
     for part in
         ["saved to", "error: cannot write", "error: there is no command /fly", "/regenerate", "a new conversation"]
     {

@@ -135,6 +135,8 @@ impl Report {
             Ok(config) => Some(memory_report(arguments, checkpoint, config)?),
             Err(_) => None,
         };
+        let tokenizer = Tokenizer::from_checkpoint(checkpoint);
+        let tokenizer = tokenizer.map(|tokenizer| TokenizerReport::new(checkpoint, &tokenizer));
         let template = loading::template(checkpoint).map(|template| template.is_some());
         let tensors = || checkpoint.tensors().map(TensorReport::new).collect();
         Ok(Self {
@@ -147,7 +149,7 @@ impl Report {
             model: Part::new(config.map(|config| ModelReport::new(&config)).map_err(Into::into)),
             tensor_count: checkpoint.tensors().len(),
             types: types(checkpoint),
-            tokenizer: Part::new(loading::tokenizer(checkpoint).map(|it| TokenizerReport::new(checkpoint, &it))),
+            tokenizer: Part::new(tokenizer.map_err(Into::into)),
             chat_template: Part::new(template),
             memory,
             tensors: arguments.tensors.then(tensors),
@@ -298,8 +300,8 @@ fn metadata(checkpoint: &Checkpoint) -> serde_json::Map<String, serde_json::Valu
 /// A metadata value as JSON: numbers as they are, long texts and lists by their beginning.
 fn shown(value: &Value) -> serde_json::Value {
     match value {
-        Value::F32(value) => json!(value),
-        Value::F64(value) => json!(value),
+        Value::F32(value) => number(&value.to_string()),
+        Value::F64(value) => number(&value.to_string()),
         Value::Bool(value) => json!(value),
         Value::String(text) => json!(cut(text, VALUE_WIDTH)),
         Value::Array(array) => json!(cut(&list(array), VALUE_WIDTH)),
@@ -308,6 +310,12 @@ fn shown(value: &Value) -> serde_json::Value {
             None => json!(other.kind()),
         },
     }
+}
+
+/// A fraction in as few digits as it takes; JSON has no NaN and no infinity, so those are texts.
+fn number(text: &str) -> serde_json::Value {
+    let number = text.parse().ok().and_then(serde_json::Number::from_f64);
+    number.map_or_else(|| json!(text), serde_json::Value::Number)
 }
 
 /// The beginning of an array, after its length.

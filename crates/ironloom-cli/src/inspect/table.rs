@@ -43,7 +43,7 @@ pub(super) fn text(report: &Report) -> String {
         }
     }
     if let Some(metadata) = &report.metadata {
-        page.heading(&format!("{} of metadata", counted(metadata.len(), "entry").replace("entrys", "entries")));
+        page.heading(&format!("metadata: {}", counted(metadata.len(), "key")));
         for (key, value) in metadata {
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             page.line(format_args!("  {key:<42} {value}"));
@@ -98,8 +98,8 @@ impl Page {
         self.row("context", grouped(model.context_length as u64));
         self.row("layers", model.layers);
         self.row("width", model.width);
-        let (heads, kv_heads) = (model.heads, model.kv_heads);
-        self.row("attention", format!("{heads} query heads, {kv_heads} kv heads of {}", model.head_width));
+        let (heads, kv_heads) = (counted(model.heads, "query head"), counted(model.kv_heads, "kv head"));
+        self.row("attention", format!("{heads}, {kv_heads}, {} wide", model.head_width));
         for (window, layers) in &model.windows {
             self.row("window", format!("{} positions in {}", grouped(*window as u64), counted(*layers, "layer")));
         }
