@@ -172,6 +172,7 @@ impl Chat<'_> {
             Turn::Message(text) => conversation.ask(text, &mut progress, &mut answer),
             Turn::Again => conversation.regenerate(&mut progress, &mut answer),
         };
+        drop(reading);
         if let Some(error) = closed {
             return Err(error).context("cannot print the answer");
         }

@@ -84,19 +84,24 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// So much is done of so much.
+    /// So much is done of so much. The bar goes when all is.
     pub(crate) fn set(&self, done: u64, total: u64) {
-        if !self.shown || self.start.elapsed() < PATIENCE {
-            return;
+        if done >= total {
+            return self.clear();
         }
-        let mut bar = self.bar.borrow_mut();
-        let bar = bar.get_or_insert_with(|| self.new_bar());
-        bar.set_length(total);
-        bar.set_position(done);
+        if self.shown && self.start.elapsed() >= PATIENCE {
+            self.bar.borrow_mut().get_or_insert_with(|| self.new_bar(total)).set_position(done);
+        }
     }
 
-    fn new_bar(&self) -> ProgressBar {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    fn clear(&self) {
+        if let Some(bar) = self.bar.borrow_mut().take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn new_bar(&self, total: u64) -> ProgressBar {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         let template = match self.unit {
             Unit::Bytes => "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {eta}",
             Unit::Tokens => "{msg} [{bar:30}] {pos}/{len} tokens {eta}",
@@ -111,9 +116,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Some(bar) = self.bar.borrow_mut().take() {
-            bar.finish_and_clear();
-        }
+        self.clear();
     }
 }
 
@@ -122,12 +125,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_appears_late_and_only_where_it_is_wanted() {
+    fn a_bar_appears_late_where_it_is_wanted_and_goes_at_the_end() {
         let progress = |shown, age| {
             let start = Instant::now().checked_sub(age).unwrap();
             let progress = Progress { what: "loading", unit: Unit::Bytes, shown, start, bar: RefCell::new(None) };
             progress.set(1, 2);
-            progress.bar.borrow().is_some()
+            let appeared = progress.bar.borrow().is_some();
+            progress.set(2, 2);
+            assert!(progress.bar.borrow().is_none());
+            appeared
         };
         assert!(progress(true, PATIENCE));
         assert!(!progress(true, Duration::ZERO));

@@ -557,6 +557,46 @@ fn ctrl_c_stops_an_answer_of_a_chat_and_the_chat_goes_on() {
     drained.join().unwrap();
 }
 
+/// On a terminal the line editor has a say in signals too.
+#[cfg(target_os = "linux")]
+#[test]
+fn ctrl_c_on_a_terminal_stops_an_answer() {
+    let folder = endless_llama();
+    let chat =
+        format!("{} chat {} --ignore-eos -n 100000 --no-history", env!("CARGO_BIN_EXE_ironloom"), text(folder.path()));
+    // `script` gives its child a terminal and passes on what it is sent.
+    let mut script = Command::new("script");
+    script.args(["-qec", &chat, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let Ok(mut child) = script.spawn() else {
+        println!("skipped: there is no `script` to make a terminal with");
+        return;
+    };
+    let mut keys = child.stdin.take().unwrap();
+    let mut screen = child.stdout.take().unwrap();
+    let mut seen = Vec::new();
+    let mut wait_for = |what: &str| {
+        seen.clear();
+        let mut byte = [0];
+        while !String::from_utf8_lossy(&seen).ends_with(what) {
+            screen.read_exact(&mut byte).expect("the program ended early");
+            seen.push(byte[0]);
+        }
+        String::from_utf8_lossy(&seen).into_owned()
+    };
+    wait_for("> ");
+    keys.write_all(b"Hi\r").unwrap();
+    // The editor hands the terminal back when the line is complete; then the answer begins.
+    wait_for("\u{1b}[?2004l");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    keys.write_all(b"\x03").unwrap();
+    let answer = wait_for(" tokens held]");
+    assert!(answer.contains("[prompt ") && !answer.contains("generated 100000 tokens"), "{answer}");
+    wait_for("> ");
+    keys.write_all(b"\x04").unwrap();
+    std::io::copy(&mut screen, &mut std::io::sink()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
 #[cfg(unix)]
 fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
