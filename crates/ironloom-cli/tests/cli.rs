@@ -563,7 +563,7 @@ fn ctrl_c_stops_an_answer_of_a_chat_and_the_chat_goes_on() {
 fn ctrl_c_on_a_terminal_stops_an_answer() {
     let folder = endless_llama();
     let chat =
-        format!("{} chat {} --ignore-eos -n 100000 --no-history", env!("CARGO_BIN_EXE_ironloom"), text(folder.path()));
+        format!("{} chat {} --ignore-eos -n 10000 --no-history", env!("CARGO_BIN_EXE_ironloom"), text(folder.path()));
     // `script` gives its child a terminal and passes on what it is sent.
     let mut script = Command::new("script");
     script.args(["-qec", &chat, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -590,7 +590,7 @@ fn ctrl_c_on_a_terminal_stops_an_answer() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     keys.write_all(b"\x03").unwrap();
     let answer = wait_for(" tokens held]");
-    assert!(answer.contains("[prompt ") && !answer.contains("generated 100000 tokens"), "{answer}");
+    assert!(answer.contains("[prompt ") && !answer.contains("generated 10000 tokens"), "{answer}");
     wait_for("> ");
     keys.write_all(b"\x04").unwrap();
     std::io::copy(&mut screen, &mut std::io::sink()).unwrap();
