@@ -28,7 +28,7 @@ Examples:
   ironloom quantize model-f16.gguf model-q8_0.gguf --type q8_0 --threads 4
   ironloom quantize SmolLM2-135M/ smollm2-bf16.gguf --type bf16 --json
 
-Vectors and routers stay in F32, and matrices that a type does not suit get a larger one; each is listed.";
+Vectors and routers stay in F32, and matrices that a type does not suit get a larger one; --json lists each.";
 
 /// The types of an output, by their names on the command line.
 const TYPES: &[&str] = &["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q6_k", "f16", "bf16", "f32"];
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
             unused.join(", ")
         ));
     }
-    kept.iter().chain(notes).for_each(|line| console.note(format_args!("note: {line}")));
+    grouped_by_reason(kept).iter().chain(notes).for_each(|line| console.note(format_args!("note: {line}")));
     let (tensors, before, after) = (counted(*tensors, "tensor"), format_bytes(*bytes_in), format_bytes(*bytes_out));
     console.print(format_args!("{}: {tensors}, {dtype}, {before} became {after}", output.display()))?;
     Ok(Outcome::Done)
@@ -130,6 +130,26 @@ fn export(arguments: &Arguments, checkpoint: &Checkpoint, console: &Console) -> 
         Err(cause) if cause.is::<Interrupted>() => Ok(None),
         Err(cause) => resume_unwind(cause),
     }
+}
+
+/// Lines of `name: reason`, one for each reason with its first names: a model has the same few shapes in every layer.
+fn grouped_by_reason(lines: &[String]) -> Vec<String> {
+    const SHOWN: usize = 3;
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in lines {
+        let (name, reason) = line.split_once(": ").unwrap_or(("", line));
+        match groups.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => groups.push((reason, vec![name])),
+        }
+    }
+    let sentence = |(reason, names): (&str, Vec<&str>)| {
+        let shown = names[..names.len().min(SHOWN)].join(", ");
+        let more = names.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{shown}{more}: {reason}")
+    };
+    groups.into_iter().map(sentence).collect()
 }
 
 /// Refuses an output that would be lost or that cannot be one.
@@ -163,6 +183,17 @@ fn parse_type(name: &str) -> Result<DType, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_same_reason_is_said_once() {
+        let lines: Vec<String> = (0..5).map(|layer| format!("blk.{layer}.up: Q8_0, because of its rows")).collect();
+        let lines = [&lines[..], &["output: Q6_K, because it makes the logits".to_owned()]].concat();
+        let grouped = [
+            "blk.0.up, blk.1.up, blk.2.up and 2 more: Q8_0, because of its rows",
+            "output: Q6_K, because it makes the logits",
+        ];
+        assert_eq!(grouped_by_reason(&lines), grouped);
+    }
 
     #[test]
     fn types_are_known_by_name() {

@@ -641,6 +641,11 @@ fn quantize_writes_a_file_that_runs_and_never_over_another_unasked() {
 
     quantize(&[]).refused(1, &["out.gguf exists", "--force"]);
     assert!(quantize(&["--force"]).ok().contains("Q8_0"));
+    let narrow = ironloom(&["quantize", &llama(), text(&out), "--type", "q4_k", "--force"]);
+    assert!(narrow.err.contains("because its rows of 64 are not whole blocks of 256"), "{}", narrow.err);
+    assert!(narrow.err.lines().count() < 8, "{}", narrow.err);
+    narrow.ok();
+    quantize(&["--force"]).ok();
     ironloom(&["quantize", text(&out), text(&out), "--type", "q4_0", "--force"]).refused(1, &["the input itself"]);
     ironloom(&["quantize", text(&out), text(folder.path()), "--type", "q4_0"]).refused(1, &["is a folder"]);
     ironloom(&["quantize", text(&out), "other.gguf", "--type", "q9"]).refused(2, &["q9", "q4_k"]);
