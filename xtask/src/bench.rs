@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// What to measure on
     #[arg(long, value_enum, default_value_t)]
     device: Device,
-    /// Write the rows of this device: benches/records/<device>/<name>.json
+    /// Write the rows of this device: benches/records/DEVICE/NAME.json
     #[arg(long)]
     record: bool,
     /// Run the peers of benches/peers on the same inputs and print the ratios

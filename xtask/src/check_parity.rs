@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     /// Run a wrong kernel (one input in four dropped) and demand that every case fails
     #[arg(long)]
     mutate: bool,
-    /// Write benches/records/<device>/parity.json
+    /// Write benches/records/DEVICE/parity.json
     #[arg(long, conflicts_with_all = ["mutate", "names"])]
     record: bool,
     /// Print every case, not only a line for each operation

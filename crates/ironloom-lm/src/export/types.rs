@@ -3,7 +3,7 @@
 //! Vectors (norms, biases, scaling factors) and routers stay in F32: they're small and decide much, and readers of GGUF expect
 //! them so. The head, or the embedding where it's also the head, gets Q6_K when the rest is packed to four or five bits, as llama.cpp's
 //! quantizer does: its errors go straight into the logits. A matrix whose rows aren't whole blocks gets the next larger type
-//! with blocks that fit: K types become Q8_0, and types of 32 become F16.
+//! with blocks that fit: Q4_K becomes Q5_0 and Q6_K Q8_0, as in llama.cpp, and types of 32 become F16.
 
 use ironloom_core::{DType, Shape};
 
@@ -50,7 +50,8 @@ impl TypePolicy {
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q4_K if is_head => DType::Q6_K,
             requested => requested,
         };
-        let fitting = [wanted, DType::Q8_0, DType::F16];
+        let next = if wanted == DType::Q4_K { DType::Q5_0 } else { DType::Q8_0 };
+        let fitting = [wanted, next, DType::F16];
         let dtype = fitting.into_iter().find(|dtype| columns.is_multiple_of(dtype.block_elements()));
         let dtype = dtype.unwrap_or(DType::F16);
         let reason = if dtype != wanted {
@@ -109,7 +110,8 @@ mod tests {
     fn rows_that_are_not_whole_blocks_fall_back() {
         let name = "blk.0.ffn_down.weight";
         assert_eq!(choose(DType::Q4_K, false, name, &[8, 512]), (DType::Q4_K, false));
-        assert_eq!(choose(DType::Q4_K, false, name, &[8, 96]), (DType::Q8_0, true));
+        assert_eq!(choose(DType::Q4_K, false, name, &[8, 96]), (DType::Q5_0, true));
+        assert_eq!(choose(DType::Q6_K, false, name, &[8, 96]), (DType::Q8_0, true));
         assert_eq!(choose(DType::Q4_K, false, name, &[8, 40]), (DType::F16, true));
         assert_eq!(choose(DType::Q4_0, false, name, &[8, 40]), (DType::F16, true));
         assert_eq!(choose(DType::F32, false, name, &[8, 40]), (DType::F32, false));

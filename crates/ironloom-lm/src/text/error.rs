@@ -68,7 +68,10 @@ pub enum TextError {
     VocabularyTooSmall { vocab_size: usize, specials: usize },
 
     /// The model has no chat template.
-    #[error("the model has no chat template{}: it answers plain prompts only, or give a template file", Names(names))]
+    #[error(
+        "the model has no chat template{}: prompt it with plain text, or make a template with `ChatTemplate::new`",
+        Names(names)
+    )]
     NoTemplate { names: Vec<String> },
     /// A conversation without messages.
     #[error("the conversation has no messages: give at least one")]
