@@ -14,7 +14,7 @@ const ADVICE: &str = "use a shorter --context, hold the weights in fewer bits (-
 /// What the weights of `checkpoint` take, held as `format`, with a cache of `context` positions.
 pub(crate) fn plan(checkpoint: &Checkpoint, config: &Config, format: WeightFormat, context: usize) -> MemoryPlan {
     MemoryPlan::new()
-        .with("weights", weight_bytes(checkpoint, config, format))
+        .with("weights", config.weight_bytes(checkpoint, format))
         .with(format!("cache of {context} positions"), config.cache_bytes(context))
 }
 
@@ -39,18 +39,6 @@ pub(crate) fn choose_context(
     }
     plan(context).check(available, ADVICE)?;
     Ok(context)
-}
-
-fn weight_bytes(checkpoint: &Checkpoint, config: &Config, format: WeightFormat) -> u64 {
-    let parameters = config.parameters();
-    match format {
-        WeightFormat::Keep => checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum(),
-        WeightFormat::F32 => 4 * parameters,
-        WeightFormat::Bf16 => 2 * parameters,
-        WeightFormat::Int8 => parameters,
-        // Half a byte a weight, and four bytes for each block of 64.
-        WeightFormat::Int4 | WeightFormat::Nf4 => parameters * 9 / 16,
-    }
 }
 
 #[cfg(test)]

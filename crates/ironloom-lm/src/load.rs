@@ -4,6 +4,8 @@
 //! numbers. Missing tensors are collected and refused together. Matrices are packed one at a time, and the pages of the
 //! mapped file are given back after each, so that a model is never in memory twice.
 
+use std::borrow::Cow;
+
 use ironloom_core::{MemoryPlan, Philox, Shape};
 use ironloom_nn::{Attention, Embedding, FeedForward, Linear, RmsNorm};
 use ironloom_quant::{PackedMatrix, WeightFormat};
@@ -41,7 +43,7 @@ impl Model {
         let config = Config::from_checkpoint(checkpoint)?;
         let total: u64 = checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum();
         if let Some(available) = MemoryPlan::available_host_memory() {
-            plan(&config, packed_estimate(&config, total, options.format), 0, 1)
+            plan(&config, config.weight_bytes(checkpoint, options.format), 0, 1)
                 .check(available, "load a smaller or a more strongly quantized model, or close other programs")?;
         }
         let naming = match checkpoint.format() {
@@ -75,18 +77,6 @@ impl Model {
         let options = LoadOptions { format, progress: None };
         let source = RandomSource { draws: Philox::new(seed, 0) };
         Builder { config, device, options: &options, source }.model(Naming::Gguf)
-    }
-}
-
-/// Bytes that `stored` bytes of weights take once held as `format`.
-fn packed_estimate(config: &Config, stored: u64, format: WeightFormat) -> u64 {
-    let parameters = config.parameters();
-    match format {
-        WeightFormat::Keep => stored,
-        WeightFormat::F32 => 4 * parameters,
-        WeightFormat::Bf16 => 2 * parameters,
-        WeightFormat::Int8 => parameters,
-        WeightFormat::Int4 | WeightFormat::Nf4 => parameters * 9 / 16,
     }
 }
 
@@ -166,24 +156,14 @@ impl Source for CheckpointSource<'_> {
             return PackedMatrix::from_f32(&[0.0], 1, 1, WeightFormat::Keep, threads).map_err(pack);
         };
         let row_bytes = data.dtype.bytes_for(cols)?;
-        let matrix = match &picked {
-            Rows::All => PackedMatrix::from_stored(data.dtype, &data.bytes, rows, cols, None, format, threads),
-            Rows::Order(order) => {
-                PackedMatrix::from_stored(data.dtype, &data.bytes, rows, cols, Some(order), format, threads)
-            }
-            Rows::Pick { rows: picked, .. } => {
-                let bytes: Vec<u8> = picked
-                    .iter()
-                    .flat_map(|row| &data.bytes[*row as usize * row_bytes..][..row_bytes])
-                    .copied()
-                    .collect();
-                PackedMatrix::from_stored(data.dtype, &bytes, rows, cols, None, format, threads)
-            }
-            Rows::Block { index, .. } => {
-                let bytes = &data.bytes[index * rows * row_bytes..][..rows * row_bytes];
-                PackedMatrix::from_stored(data.dtype, bytes, rows, cols, None, format, threads)
-            }
+        let row = |row: usize| &data.bytes[row * row_bytes..][..row_bytes];
+        let (bytes, order): (Cow<'_, [u8]>, Option<&[u32]>) = match &picked {
+            Rows::All => ((&*data.bytes).into(), None),
+            Rows::Order(order) => ((&*data.bytes).into(), Some(order)),
+            Rows::Pick { rows, .. } => (rows.iter().flat_map(|&picked| row(picked as usize)).copied().collect(), None),
+            Rows::Block { index, .. } => (data.bytes[index * rows * row_bytes..][..rows * row_bytes].into(), None),
         };
+        let matrix = PackedMatrix::from_stored(data.dtype, &bytes, rows, cols, order, format, threads);
         self.done += (rows * row_bytes) as u64;
         data.bytes.release();
         matrix.map_err(pack)
