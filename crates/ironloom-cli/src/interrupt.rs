@@ -13,10 +13,9 @@ use anyhow::{Context, Result};
 /// What a shell expects of a program that SIGINT ended: 128 + 2.
 pub(crate) const EXIT_CODE: u8 = 130;
 
-/// How many more Ctrl-C are asked to stop the work rather than the program; 0 when nobody listens.
+/// How many more Ctrl-C are asked to stop the work rather than the program; 0 when nobody listens. One number says both how
+/// many are left and whether one came: with two, work that ends between the reading of one and of the other ends the program.
 static PATIENCE: AtomicUsize = AtomicUsize::new(0);
-/// Ctrl-C since the work began.
-static ASKED: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts listening; to be called once.
 pub(crate) fn install() -> Result<()> {
@@ -30,19 +29,20 @@ pub(crate) fn install() -> Result<()> {
 
 /// Notes a Ctrl-C; false when the program is to end.
 fn ask() -> bool {
-    ASKED.fetch_add(1, SeqCst) < PATIENCE.load(SeqCst)
+    PATIENCE.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
 /// Work that looks at [`Work::flow`] often enough to stop by itself.
 #[derive(Debug)]
-pub(crate) struct Work(());
+pub(crate) struct Work {
+    patience: usize,
+}
 
 impl Work {
     /// Begins work that the first `patience` Ctrl-C ask to stop; the next ends the program.
     pub(crate) fn begin(patience: usize) -> Self {
-        ASKED.store(0, SeqCst);
         PATIENCE.store(patience, SeqCst);
-        Self(())
+        Self { patience }
     }
 
     /// Whether to go on.
@@ -52,7 +52,7 @@ impl Work {
 
     /// Whether a Ctrl-C came.
     pub(crate) fn is_interrupted(&self) -> bool {
-        ASKED.load(SeqCst) > 0
+        PATIENCE.load(SeqCst) < self.patience
     }
 }
 
