@@ -1,0 +1,201 @@
+//! Compiles every `cuda/*.cu` for every architecture into one fatbin each, which the crate embeds.
+//!
+//! `nvcc` is the one of `NVCC`, else `CUDA_HOME/bin`, else the search path, else `.cuda/` at the top of the workspace (which
+//! `cargo xtask cuda-toolchain` fills). Without one the crate builds with an empty table, and opening a device says so.
+//! `IRONLOOM_CUDA_ARCHS=90` (a list such as `80,90`) narrows the architectures while one works on a kernel.
+//!
+//! Each image is the machine code of sm_80, sm_86 and sm_90 and the assembly (PTX) of the newest, which later cards compile
+//! at their first start. A file is compiled again when it, a header or the compiler has changed.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    env, fs,
+    hash::{Hash, Hasher},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Mutex,
+    thread,
+};
+
+/// What is compiled where `IRONLOOM_CUDA_ARCHS` says nothing else.
+const ARCHITECTURES: &str = "80,86,90";
+
+fn main() {
+    let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("cuda");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    println!("cargo::rerun-if-changed={}", folder.display());
+    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "IRONLOOM_CUDA_ARCHS"] {
+        println!("cargo::rerun-if-env-changed={variable}");
+    }
+    println!("cargo::rustc-check-cfg=cfg(kernels_built)");
+    let Some(nvcc) = find_nvcc(&folder) else {
+        println!("cargo::warning=no nvcc found: building without CUDA kernels (`cargo xtask cuda-toolchain` gets one)");
+        write_table(&out, &[]);
+        return;
+    };
+    let version = run(Command::new(&nvcc).arg("--version")).0;
+    let architectures = env::var("IRONLOOM_CUDA_ARCHS").unwrap_or_else(|_| ARCHITECTURES.to_owned());
+    let mut architectures: Vec<u32> = architectures
+        .split(',')
+        .map(|text| text.trim().parse().expect("IRONLOOM_CUDA_ARCHS is a list of numbers such as 80,86,90"))
+        .collect();
+    architectures.sort_unstable();
+    architectures.dedup();
+    let newest = *architectures.last().expect("IRONLOOM_CUDA_ARCHS names at least one architecture");
+    let (mut headers, mut stems) = (Vec::new(), Vec::new());
+    collect(&folder, &mut headers, &mut stems);
+    headers.sort();
+    stems.sort();
+    let mut common = DefaultHasher::new();
+    version.hash(&mut common);
+    for header in &headers {
+        fs::read(header).expect("a header can be read").hash(&mut common);
+    }
+    let common = common.finish();
+
+    // One job for each file and target, the files that take longest first as the file size tells.
+    let mut jobs: Vec<(PathBuf, Target)> = Vec::new();
+    for stem in &stems {
+        jobs.extend(architectures.iter().map(|&architecture| (stem.clone(), Target::Machine(architecture))));
+        jobs.push((stem.clone(), Target::Assembly(newest)));
+    }
+    jobs.sort_by_key(|(file, _)| fs::metadata(file).map_or(0, |data| data.len()));
+    let jobs = Mutex::new(jobs);
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let job = jobs.lock().expect("no compiler thread panicked").pop();
+                    let Some((file, target)) = job else { break };
+                    compile(&nvcc, &file, target, &out, common);
+                }
+            });
+        }
+    });
+    let mut names = Vec::new();
+    for file in &stems {
+        let name = stem_of(file);
+        let mut link = Command::new(nvcc.with_file_name("fatbinary"));
+        link.arg("-64").arg(format!("--create={}", out.join(format!("{name}.fatbin")).display()));
+        let mut report = String::new();
+        for &architecture in &architectures {
+            let target = Target::Machine(architecture);
+            link.arg(format!("--image3=kind=elf,sm={architecture},file={}", target.file(&out, &name).display()));
+            report += &fs::read_to_string(target.report(&out, &name)).expect("nvcc wrote its messages");
+        }
+        let assembly = Target::Assembly(newest).file(&out, &name);
+        link.arg(format!("--image3=kind=ptx,sm={newest},file={}", assembly.display()));
+        run(&mut link);
+        fs::write(out.join(format!("{name}.report.txt")), report).expect("the output folder can be written");
+        names.push(name);
+    }
+    println!("cargo::rustc-cfg=kernels_built");
+    write_table(&out, &names);
+}
+
+/// What a file is compiled to.
+#[derive(Clone, Copy)]
+enum Target {
+    /// Machine code of an architecture.
+    Machine(u32),
+    /// Assembly for cards from an architecture on.
+    Assembly(u32),
+}
+
+impl Target {
+    fn file(self, out: &Path, stem: &str) -> PathBuf {
+        out.join(match self {
+            Self::Machine(architecture) => format!("{stem}.sm_{architecture}.cubin"),
+            Self::Assembly(_) => format!("{stem}.ptx"),
+        })
+    }
+
+    fn report(self, out: &Path, stem: &str) -> PathBuf {
+        self.file(out, stem).with_extension("messages.txt")
+    }
+
+    /// Architectures with instructions of their own (`wgmma`) need the target with an `a`.
+    fn flags(self) -> [String; 2] {
+        match self {
+            Self::Machine(architecture) => ["-cubin".to_owned(), format!("-arch=sm_{architecture}")],
+            Self::Assembly(architecture) => ["-ptx".to_owned(), format!("-arch=compute_{architecture}")],
+        }
+    }
+}
+
+fn compile(nvcc: &Path, file: &Path, target: Target, out: &Path, common: u64) {
+    let stem = stem_of(file);
+    let (output, report) = (target.file(out, &stem), target.report(out, &stem));
+    let key_file = output.with_extension("key");
+    let mut key = DefaultHasher::new();
+    (common, fs::read(file).expect("a source can be read"), target.flags()).hash(&mut key);
+    let key = format!("{:x}", key.finish());
+    if output.exists() && report.exists() && fs::read_to_string(&key_file).is_ok_and(|old| old == key) {
+        return;
+    }
+    let mut command = Command::new(nvcc);
+    command.args(target.flags()).args(["-std=c++17", "-O3", "-Xptxas", "-v", "-lineinfo", "-o"]).arg(&output).arg(file);
+    let (_, messages) = run(&mut command);
+    fs::write(&report, messages).expect("the output folder can be written");
+    fs::write(&key_file, key).expect("the output folder can be written");
+}
+
+/// Runs a command to its end; standard output and standard error. Ends the build with both where it fails.
+fn run(command: &mut Command) -> (String, String) {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?} failed:\n{stdout}{stderr}");
+    (stdout, stderr)
+}
+
+fn find_nvcc(folder: &Path) -> Option<PathBuf> {
+    if let Some(path) = env::var_os("NVCC").filter(|path| !path.is_empty()) {
+        return Some(path.into());
+    }
+    let homes =
+        ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin"));
+    let search = env::var_os("PATH").unwrap_or_default();
+    let workspace = folder.ancestors().nth(2).map(|top| top.join(".cuda/nvidia/cu13/bin"));
+    homes
+        .chain(env::split_paths(&search))
+        .chain(workspace)
+        .map(|folder| folder.join(format!("nvcc{}", env::consts::EXE_SUFFIX)))
+        .find(|path| path.is_file())
+}
+
+/// Sources are the files of the folder itself; headers may lie in folders below it.
+fn collect(folder: &Path, headers: &mut Vec<PathBuf>, sources: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the kernels' folder can be listed").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, headers, &mut Vec::new());
+            continue;
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("cu") => sources.push(path),
+            Some("cuh") => headers.push(path),
+            _ => {}
+        }
+    }
+}
+
+fn stem_of(file: &Path) -> String {
+    file.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn write_table(out: &Path, names: &[String]) {
+    let mut table = String::from("&[\n");
+    for name in names {
+        let part = |extension| out.join(format!("{name}.{extension}"));
+        table += &format!(
+            "Image {{ name: {name:?}, fatbin: include_bytes!({:?}), assembly: include_str!({:?}), report: include_str!({:?}) }},\n",
+            part("fatbin"),
+            part("ptx"),
+            part("report.txt"),
+        );
+    }
+    table += "]\n";
+    fs::write(out.join("images.rs"), table).expect("the output folder can be written");
+}

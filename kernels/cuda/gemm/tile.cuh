@@ -1,0 +1,221 @@
+// One block's tile of a product x W^T on the tensor cores: what gemm.cu and routed.cu share.
+//
+//   sums[r, c] = sum over d of x[row(r), d] * W[column(c), d]      ROWS x 128 sums, d in DEPTH-wide steps
+//
+// x and W are bfloat16, both with the summed dimension contiguous, so both come to the tensor cores by plain `ldmatrix`. Four
+// warps in a 2 x 2 square each hold (ROWS / 2) x 64 sums in registers. Three stages of 64 columns of x and W go through shared
+// memory by `cp.async`; 16-byte pieces are exchanged within a row (piece ^ row % 8), so neither the copies nor `ldmatrix` meet
+// a bank twice. The pieces for the next sixteen columns are read while those before are multiplied, across the stages too: the
+// one barrier of a stage stands before its last multiplication.
+//
+// A sum is taken in ascending order of d, sixteen columns a step, whatever ROWS, the place in the tile or the number of rows:
+// the same row gives the same bits in any product.
+//
+// Bound: a k-step of one warp reads 4 KiB of shared memory for 64 x 64 x 16 products, 32 cycles at 128 bytes a cycle, and the
+// tensor cores take at least 32. Larger tiles of a warp do not fit in its registers (128 of 255 are sums).
+#pragma once
+
+#include "../common/device.cuh"
+
+// Where a block finds the rows of its operands. Offsets are in pieces of eight elements, sixteen bytes.
+struct Operand {
+    const bf16 *start;
+    uint32_t stride;
+
+    __device__ __forceinline__ const bf16 *at(uint32_t pieces) const { return start + size_t(pieces) * 8; }
+};
+
+template <int ROWS_> struct Tile {
+    static constexpr int ROWS = ROWS_, COLUMNS = 128, DEPTH = 64, STAGES = 3, THREADS = 128;
+    // A thread copies the same piece of every sixteenth row.
+    static constexpr int PIECES = DEPTH / 8, ROWS_A_COPY = THREADS / PIECES;
+    static constexpr int X_COPIES = ROWS / ROWS_A_COPY, WEIGHT_COPIES = COLUMNS / ROWS_A_COPY;
+    static constexpr int ROW_BYTES = DEPTH * 2, X_BYTES = ROWS * ROW_BYTES, STAGE_BYTES = X_BYTES + COLUMNS * ROW_BYTES;
+    static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
+    static constexpr int WARP_ROWS = ROWS / 2, WARP_COLUMNS = COLUMNS / 2;
+    static constexpr int ROW_BLOCKS = WARP_ROWS / 16, COLUMN_BLOCKS = WARP_COLUMNS / 8, STEPS = DEPTH / 16;
+    // Two blocks share a multiprocessor (three of the small ones), so that one multiplies while the other waits.
+    static constexpr int BLOCKS = ROWS == 128 ? 2 : 3;
+
+    float sums[ROW_BLOCKS][COLUMN_BLOCKS][4];
+
+    // Row of the tile that this thread copies in its copy `i`.
+    static __device__ __forceinline__ int copied_row(int i) { return threadIdx.x / PIECES + i * ROWS_A_COPY; }
+
+    // Computes the sums. `x_offsets[i]` and `weight_offsets[i]` are the offsets of the rows `copied_row(i)`: a valid row for
+    // every i, one of them again where the tile is larger than what is left. `weight(i)` gives the matrix of copy i. `depth` is
+    // a multiple of eight; what lies behind it counts as zero.
+    template <class Weight>
+    __device__ __forceinline__ void multiply(const bf16 *x, const uint32_t (&x_offsets)[X_COPIES], Weight weight,
+                                             const uint32_t (&weight_offsets)[WEIGHT_COPIES], int depth, char *shared) {
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMN_BLOCKS; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sums[i][j][e] = 0.0f;
+
+        const int piece = threadIdx.x % PIECES, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        const int tiles = (depth + DEPTH - 1) / DEPTH;
+        char *const copy_to = shared + copied_row(0) * ROW_BYTES + (piece ^ copied_row(0) % PIECES) * 16;
+
+        const auto copy_x = [&](int tile, int stage) {
+            const int column = tile * DEPTH + piece * 8;
+            const bool valid = column < depth;
+#pragma unroll
+            for (int i = 0; i < X_COPIES; i++) {
+                copy_async(copy_to + stage * STAGE_BYTES + i * ROWS_A_COPY * ROW_BYTES, x + size_t(x_offsets[i]) * 8 + column,
+                           valid);
+            }
+        };
+        const auto copy_weight = [&](int tile, int stage) {
+            const int column = tile * DEPTH + piece * 8;
+            const bool valid = column < depth;
+#pragma unroll
+            for (int i = 0; i < WEIGHT_COPIES; i++) {
+                copy_async(copy_to + stage * STAGE_BYTES + X_BYTES + i * ROWS_A_COPY * ROW_BYTES,
+                           weight(i) + size_t(weight_offsets[i]) * 8 + column, valid);
+            }
+        };
+
+        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Of x: rows 0..8, rows 8..16, then the same with the
+        // higher eight columns. Of W: the lower and the higher eight columns of rows 0..8, then of rows 8..16.
+        const char *const x_rows = shared + ((warp / 2) * WARP_ROWS + lane % 16) * ROW_BYTES;
+        const char *const weight_rows =
+            shared + X_BYTES + ((warp % 2) * WARP_COLUMNS + lane % 8 + lane / 16 * 8) * ROW_BYTES;
+        const int x_half = lane / 16, weight_half = lane / 8 % 2;
+
+        uint32_t x_pieces[2][ROW_BLOCKS][4], weight_pieces[2][COLUMN_BLOCKS / 2][4];
+        const auto load_pieces = [&](int buffer, int stage, int step) {
+            const int x_piece = ((2 * step + x_half) ^ lane % 8) * 16, weight_piece = ((2 * step + weight_half) ^ lane % 8) * 16;
+#pragma unroll
+            for (int i = 0; i < ROW_BLOCKS; i++) {
+                load_matrices(x_pieces[buffer][i], x_rows + stage * STAGE_BYTES + i * 16 * ROW_BYTES + x_piece);
+            }
+#pragma unroll
+            for (int j = 0; j < COLUMN_BLOCKS / 2; j++) {
+                load_matrices(weight_pieces[buffer][j], weight_rows + stage * STAGE_BYTES + j * 16 * ROW_BYTES + weight_piece);
+            }
+        };
+
+        // One group of copies for every stage, also for the stages behind the last: the count of pending groups stays right.
+#pragma unroll
+        for (int tile = 0; tile < STAGES - 1; tile++) {
+            if (tile < tiles) {
+                copy_x(tile, tile);
+                copy_weight(tile, tile);
+            }
+            commit_copies();
+        }
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();
+        load_pieces(0, 0, 0);
+
+        int stage = 0, free_stage = STAGES - 1;
+        for (int tile = 0; tile < tiles; tile++) {
+            const int next_stage = stage + 1 == STAGES ? 0 : stage + 1;
+            const bool more = tile + STAGES - 1 < tiles;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                if (step == STEPS - 1) {
+                    // The next stage has arrived, and every warp has read the last of this one, which is free from here on.
+                    wait_for_copies<STAGES - 2>();
+                    __syncthreads();
+                    load_pieces(0, next_stage, 0);
+                } else {
+                    load_pieces((step + 1) % 2, stage, step + 1);
+                }
+                if (step == 0 && more) copy_x(tile + STAGES - 1, free_stage);
+                if (step == 1) {
+                    if (more) copy_weight(tile + STAGES - 1, free_stage);
+                    commit_copies();
+                }
+#pragma unroll
+                for (int i = 0; i < ROW_BLOCKS; i++) {
+#pragma unroll
+                    for (int j = 0; j < COLUMN_BLOCKS; j++) {
+                        const uint32_t *b = weight_pieces[step % 2][j / 2] + j % 2 * 2;
+                        multiply_add(sums[i][j], x_pieces[step % 2][i], b[0], b[1]);
+                    }
+                }
+            }
+            free_stage = stage;
+            stage = next_stage;
+        }
+    }
+
+    // Calls `use(row of the tile, column of the tile, first, second)` for every two neighbouring sums that this thread holds.
+    template <class Use> __device__ __forceinline__ void for_pairs(Use use) const {
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        const int row = (warp / 2) * WARP_ROWS + lane / 4, column = (warp % 2) * WARP_COLUMNS + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int j = 0; j < COLUMN_BLOCKS; j++) {
+                    use(row + i * 16 + half * 8, column + j * 8, sums[i][j][half * 2], sums[i][j][half * 2 + 1]);
+                }
+    }
+
+    // Two matrices side by side: of every 64 columns of the tile, 32 belong to the first and 32 to the second, so that a thread
+    // holds both sums of a column. Calls `use(row of the tile, column of the matrices (of 64), sums of the first, of the
+    // second)` with two neighbouring columns each.
+    template <class Use> __device__ __forceinline__ void for_gated_pairs(Use use) const {
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        const int row = (warp / 2) * WARP_ROWS + lane / 4, column = (warp % 2) * (WARP_COLUMNS / 2) + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int j = 0; j < COLUMN_BLOCKS / 2; j++) {
+                    const float *gate = sums[i][j] + half * 2, *up = sums[i][j + COLUMN_BLOCKS / 2] + half * 2;
+                    use(row + i * 16 + half * 8, column + j * 8, make_float2(gate[0], gate[1]), make_float2(up[0], up[1]));
+                }
+    }
+    static constexpr int GATED_COLUMNS = COLUMNS / 2;
+    // Of the two matrices the one that copy `i` of the weights reads, and the column in it.
+    static __device__ __forceinline__ constexpr bool copies_second(int i) { return i * ROWS_A_COPY / 32 % 2 == 1; }
+    static __device__ __forceinline__ int gated_column(int i) { return copied_row(i) / 64 * 32 + copied_row(i) % 32; }
+};
+
+// Order of the tiles: groups of sixteen row tiles, in each the rows run fastest, so that the blocks that run together share
+// their rows and their weights in the second-level cache.
+struct TilePosition {
+    int row_tile, column_tile;
+};
+
+__device__ __forceinline__ TilePosition tile_position(int tile, int row_tiles, int column_tiles) {
+    constexpr int GROUP = 16;
+    const int group = tile / (GROUP * column_tiles), in_group = tile % (GROUP * column_tiles);
+    const int rows = min(GROUP, row_tiles - group * GROUP);
+    return {group * GROUP + in_group % rows, in_group / rows};
+}
+
+// The activation of a gate: SiLU, x / (1 + e^-x), or the tanh form of GELU written as x / (1 + e^-2u).
+enum Activation { SILU = 0, GELU_TANH = 1 };
+
+__device__ __forceinline__ float activate(int activation, float x) {
+    const float u = activation == GELU_TANH ? 2.0f * 0.7978845608f * fmaf(0.044715f * x * x, x, x) : x;
+    return x / (1.0f + expf(-u));
+}
+
+// Stores two neighbouring elements of a row whose length is `columns`; as one word where the row's stride is even.
+__device__ __forceinline__ void store_pair(bf16 *row, int column, int columns, bool even, float first, float second) {
+    if (even && column + 1 < columns) {
+        *reinterpret_cast<uint32_t *>(row + column) = pack(first, second);
+        return;
+    }
+    if (column < columns) row[column] = __float2bfloat16_rn(first);
+    if (column + 1 < columns) row[column + 1] = __float2bfloat16_rn(second);
+}
+
+__device__ __forceinline__ void store_pair(float *row, int column, int columns, bool even, float first, float second) {
+    if (even && column + 1 < columns) {
+        *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
+        return;
+    }
+    if (column < columns) row[column] = first;
+    if (column + 1 < columns) row[column + 1] = second;
+}

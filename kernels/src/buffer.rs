@@ -1,0 +1,239 @@
+//! Memory of the device, and parts of it.
+//!
+//! Lasting memory (weights, caches) is given back to the driver when its buffer is dropped. Memory of a pass comes from a
+//! pool: a dropped buffer is free for the next of its size at once, which is safe because everything runs in one stream. A
+//! captured graph has a pool of its own, which lives as long as the graph replays into it.
+
+use std::{
+    collections::HashMap,
+    marker::PhantomData,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use cudarc::driver::sys;
+
+use crate::{
+    Error, Result,
+    driver::{self, call},
+    gpu::Shared,
+};
+
+/// Memory of the device. Cloning shares it.
+#[derive(Clone)]
+pub struct Buffer {
+    memory: Arc<Memory>,
+}
+
+struct Memory {
+    address: u64,
+    /// Bytes asked for.
+    bytes: usize,
+    /// Bytes taken.
+    taken: usize,
+    home: Home,
+}
+
+/// Where memory goes when it is dropped.
+pub(crate) enum Home {
+    Device(Arc<Shared>),
+    Pool(Arc<Pool>),
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match &self.home {
+            Home::Device(shared) => shared.free(self.address, self.taken),
+            Home::Pool(pool) => pool.take_back(self.address, self.taken),
+        }
+    }
+}
+
+impl Buffer {
+    pub(crate) fn lasting(shared: &Arc<Shared>, bytes: usize, operation: &'static str) -> Result<Self> {
+        let taken = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or(Error::SizeOverflow)?;
+        let address = shared.allocate(taken, operation)?;
+        Ok(Self { memory: Arc::new(Memory { address, bytes, taken, home: Home::Device(shared.clone()) }) })
+    }
+
+    /// The whole of it.
+    pub fn slice(&self) -> Slice<'_> {
+        Slice { address: self.memory.address, bytes: self.memory.bytes, lifetime: PhantomData }
+    }
+
+    /// `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The buffer ends before.
+    pub fn part(&self, offset: usize, bytes: usize) -> Result<Slice<'_>> {
+        self.slice().part(offset, bytes)
+    }
+
+    /// How many bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes
+    }
+
+    /// Whether nothing else shares it.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.memory) == 1
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes at {:#x})", self.memory.bytes, self.memory.address)
+    }
+}
+
+/// A part of a [`Buffer`]: what launchers take.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice<'a> {
+    address: u64,
+    bytes: usize,
+    lifetime: PhantomData<&'a Buffer>,
+}
+
+impl<'a> Slice<'a> {
+    /// How many bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its address on the device, for tables that kernels read.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The slice ends before.
+    pub fn part(&self, offset: usize, bytes: usize) -> Result<Slice<'a>> {
+        let end = offset.checked_add(bytes).ok_or(Error::SizeOverflow)?;
+        if end > self.bytes {
+            return Err(Error::Shape {
+                operation: "part of a buffer",
+                what: "the buffer's size in bytes",
+                expected: end,
+                found: self.bytes,
+            });
+        }
+        Ok(Slice { address: self.address + offset as u64, bytes, lifetime: PhantomData })
+    }
+
+    /// Its address, where it holds at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// It holds fewer: the error names `operation` and `what`.
+    pub fn expect(&self, operation: &'static str, what: &'static str, bytes: usize) -> Result<u64> {
+        if self.bytes < bytes {
+            return Err(Error::Shape { operation, what, expected: bytes, found: self.bytes });
+        }
+        Ok(self.address)
+    }
+}
+
+/// Addresses are multiples of this.
+const ALIGNMENT: usize = 256;
+/// Sizes from here on are rounded to an eighth of their power of two, so that prompts of nearby lengths share memory.
+const COARSE: usize = 1 << 16;
+
+/// Freed memory by size, for the next of that size.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    free: Mutex<HashMap<usize, Vec<u64>>>,
+    /// Bytes it holds, in use or free.
+    held: AtomicUsize,
+}
+
+impl Pool {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, free: Mutex::default(), held: AtomicUsize::new(0) }
+    }
+
+    /// Bytes it holds, in use or free.
+    pub(crate) fn held(&self) -> usize {
+        self.held.load(Relaxed)
+    }
+
+    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, operation: &'static str) -> Result<Buffer> {
+        let step = if bytes < COARSE { ALIGNMENT } else { bytes.next_power_of_two() / 16 };
+        let taken = bytes.max(1).checked_next_multiple_of(step).ok_or(Error::SizeOverflow)?;
+        let reused = self.free().get_mut(&taken).and_then(Vec::pop);
+        let address = match reused {
+            Some(address) => address,
+            None => {
+                let address = self.shared.allocate(taken, operation).or_else(|error| {
+                    // What lies unused in other sizes may make the room.
+                    self.trim();
+                    self.shared.allocate(taken, operation).map_err(|_| error)
+                })?;
+                self.held.fetch_add(taken, Relaxed);
+                address
+            }
+        };
+        Ok(Buffer { memory: Arc::new(Memory { address, bytes, taken, home: Home::Pool(self.clone()) }) })
+    }
+
+    /// Gives unused memory back to the driver.
+    pub(crate) fn trim(&self) {
+        for (taken, addresses) in self.free().drain() {
+            for address in addresses {
+                self.shared.free(address, taken);
+                self.held.fetch_sub(taken, Relaxed);
+            }
+        }
+    }
+
+    fn take_back(&self, address: u64, taken: usize) {
+        self.free().entry(taken).or_default().push(address);
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Vec<u64>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.trim();
+    }
+}
+
+impl Shared {
+    /// Takes `bytes` from the driver.
+    fn allocate(&self, bytes: usize, operation: &'static str) -> Result<u64> {
+        self.bind()?;
+        let held = self.held.load(Relaxed);
+        let budget = self.budget.load(Relaxed);
+        if held.saturating_add(bytes) > budget {
+            return Err(Error::OverBudget { operation, asked: bytes, held, budget });
+        }
+        let mut address = 0;
+        // SAFETY: the driver writes one address.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
+            sys::CUresult::CUDA_SUCCESS => {
+                self.held.fetch_add(bytes, Relaxed);
+                Ok(address)
+            }
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free, total) = self.memory()?;
+                Err(Error::OutOfMemory { operation, asked: bytes, free, total, held })
+            }
+            other => Err(driver::failure("cuMemAlloc", other)),
+        }
+    }
+
+    /// Gives memory back once everything that may use it is done.
+    fn free(&self, address: u64, bytes: usize) {
+        // A failure here has been an error of an earlier call, or comes again with the next.
+        let _ = self
+            .bind()
+            .and_then(|()| call!(cuStreamSynchronize(self.stream)))
+            .and_then(|()| call!(cuMemFree_v2(address)));
+        self.held.fetch_sub(bytes, Relaxed);
+    }
+}

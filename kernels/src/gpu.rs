@@ -1,0 +1,312 @@
+//! [`Gpu`]: one device with one stream, its memory and its kernels.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use cudarc::driver::sys;
+
+use crate::{Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function};
+
+/// What is known of a card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Properties {
+    /// The name, such as `NVIDIA H200`.
+    pub name: String,
+    /// Major and minor number.
+    pub compute_capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// The most shared memory of a block, in bytes.
+    pub shared_per_block: u32,
+    /// The second-level cache, in bytes.
+    pub l2_bytes: u32,
+    /// All of its memory, in bytes.
+    pub memory_bytes: usize,
+    /// The newest CUDA that the driver serves, major and minor number.
+    pub driver: (u32, u32),
+}
+
+/// A device with one stream. Cloning shares it.
+#[derive(Clone)]
+pub struct Gpu {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    properties: Properties,
+    /// Whether consecutive kernels may overlap.
+    pub(crate) overlap: bool,
+    /// Where the memory of passes comes from now.
+    pub(crate) pool: Mutex<Arc<Pool>>,
+    pub(crate) functions: Mutex<Loaded>,
+}
+
+/// Modules by image and functions by image and name.
+#[derive(Default)]
+pub(crate) struct Loaded {
+    pub(crate) modules: HashMap<&'static str, Module>,
+    pub(crate) functions: HashMap<(&'static str, &'static str), Function>,
+}
+
+/// A loaded image; it stays until the context goes.
+pub(crate) struct Module(pub(crate) sys::CUmodule);
+
+// SAFETY: a module is a handle that any thread may use with its context bound.
+unsafe impl Send for Module {}
+
+/// The context and the stream: what memory needs to be given back.
+pub(crate) struct Shared {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    pub(crate) stream: sys::CUstream,
+    /// Bytes taken from the driver.
+    pub(crate) held: AtomicUsize,
+    /// The most bytes to take.
+    pub(crate) budget: AtomicUsize,
+}
+
+// SAFETY: the handles may be used by any thread that binds the context, as every method does.
+unsafe impl Send for Shared {}
+// SAFETY: as above; the driver's calls are thread-safe.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Makes the context this thread's.
+    pub(crate) fn bind(&self) -> Result<()> {
+        call!(cuCtxSetCurrent(self.context))
+    }
+
+    /// Bytes free and bytes in all.
+    pub(crate) fn memory(&self) -> Result<(usize, usize)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        call!(cuMemGetInfo_v2(&mut free, &mut total))?;
+        Ok((free, total))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure at the end.
+        let _ = self.bind();
+        let _ = call!(cuStreamSynchronize(self.stream));
+        let _ = call!(cuStreamDestroy_v2(self.stream));
+        let _ = call!(cuDevicePrimaryCtxRelease_v2(self.device));
+    }
+}
+
+impl Gpu {
+    /// Opens device `ordinal`.
+    ///
+    /// # Errors
+    /// The driver, the device or the kernels are missing, or the card is too old: each has its own error.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        // SAFETY: it only asks the loader for the library. Calling into a library that isn't there would panic.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver);
+        }
+        // SAFETY: the library is there.
+        match unsafe { sys::cuInit(0) } {
+            sys::CUresult::CUDA_SUCCESS => {}
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => return Err(Error::NoDevice { ordinal, count: 0 }),
+            // A stub of the library, as build machines have it.
+            sys::CUresult::CUDA_ERROR_STUB_LIBRARY => return Err(Error::NoDriver),
+            other => return Err(crate::driver::failure("cuInit", other)),
+        }
+        let mut count = 0;
+        call!(cuDeviceGetCount(&mut count))?;
+        let count = count as usize;
+        if ordinal >= count {
+            return Err(Error::NoDevice { ordinal, count });
+        }
+        let mut device = 0;
+        call!(cuDeviceGet(&mut device, ordinal as i32))?;
+        let properties = properties(device)?;
+        let (major, minor) = properties.compute_capability;
+        if major < 8 {
+            return Err(Error::UnsupportedCard { name: properties.name, major, minor });
+        }
+        if images().is_empty() {
+            return Err(Error::NoKernels);
+        }
+        let mut context = std::ptr::null_mut();
+        call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
+        let mut shared = Shared {
+            device,
+            context,
+            stream: std::ptr::null_mut(),
+            held: AtomicUsize::new(0),
+            budget: AtomicUsize::new(usize::MAX),
+        };
+        shared.bind()?;
+        call!(cuStreamCreate(&mut shared.stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
+        let shared = Arc::new(shared);
+        // Captured overlap became edges of graphs with CUDA 12.3.
+        let overlap = major >= 9 && properties.driver >= (12, 3) && !ironloom_core::is_off("overlap");
+        let pool = Mutex::new(Arc::new(Pool::new(shared.clone())));
+        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, functions: Mutex::default() }) })
+    }
+
+    /// What is known of the card.
+    pub fn properties(&self) -> &Properties {
+        &self.inner.properties
+    }
+
+    /// Bytes free on the card and bytes of the card.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.inner.shared.memory()
+    }
+
+    /// Bytes taken from the driver by this program and not given back.
+    pub fn held_bytes(&self) -> usize {
+        self.inner.shared.held.load(Relaxed)
+    }
+
+    /// Sets the most bytes to take from the driver.
+    pub fn set_budget(&self, bytes: usize) {
+        self.inner.shared.budget.store(bytes, Relaxed);
+    }
+
+    /// Memory for the time of a pass, with undefined contents. A dropped buffer's memory serves the next of its size.
+    ///
+    /// # Errors
+    /// There is no room: the error names `operation`.
+    pub fn allocate(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
+        let pool = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        pool.allocate(bytes, operation)
+    }
+
+    /// Memory that goes back to the driver when it is dropped, with undefined contents: weights, caches.
+    ///
+    /// # Errors
+    /// There is no room: the error names `operation`.
+    pub fn allocate_lasting(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
+        let first = Buffer::lasting(&self.inner.shared, bytes, operation);
+        first.or_else(|error| match error {
+            Error::OutOfMemory { .. } | Error::OverBudget { .. } => {
+                self.trim();
+                Buffer::lasting(&self.inner.shared, bytes, operation)
+            }
+            other => Err(other),
+        })
+    }
+
+    /// Lasting memory that holds `bytes`.
+    ///
+    /// # Errors
+    /// There is no room: the error names `operation`.
+    pub fn upload(&self, bytes: &[u8], operation: &'static str) -> Result<Buffer> {
+        let buffer = self.allocate_lasting(bytes.len(), operation)?;
+        self.write(buffer.slice(), bytes)?;
+        Ok(buffer)
+    }
+
+    /// Gives unused memory of passes back to the driver.
+    pub fn trim(&self) {
+        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).trim();
+    }
+
+    /// Writes `bytes` to the start of `to`; they may change as soon as this returns.
+    ///
+    /// # Errors
+    /// `to` is shorter, or the driver fails.
+    pub fn write(&self, to: Slice<'_>, bytes: &[u8]) -> Result<()> {
+        let address = to.expect("write", "the destination's size in bytes", bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.inner.shared.bind()?;
+        call!(cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), self.inner.shared.stream))
+    }
+
+    /// Reads the first bytes of `from`, once everything before is done.
+    ///
+    /// # Errors
+    /// `from` is shorter, or something before failed.
+    pub fn read(&self, from: Slice<'_>, bytes: &mut [u8]) -> Result<()> {
+        let address = from.expect("read", "the source's size in bytes", bytes.len())?;
+        self.inner.shared.bind()?;
+        if !bytes.is_empty() {
+            let stream = self.inner.shared.stream;
+            call!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), stream))?;
+        }
+        self.synchronize()
+    }
+
+    /// Copies `from` to the start of `to`, which it may not overlap.
+    ///
+    /// # Errors
+    /// `to` is shorter, or the driver fails.
+    pub fn copy(&self, to: Slice<'_>, from: Slice<'_>) -> Result<()> {
+        let address = to.expect("copy", "the destination's size in bytes", from.bytes())?;
+        if from.bytes() == 0 {
+            return Ok(());
+        }
+        self.inner.shared.bind()?;
+        call!(cuMemcpyDtoDAsync_v2(address, from.address(), from.bytes(), self.inner.shared.stream))
+    }
+
+    /// Sets every byte of `to` to zero.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn clear(&self, to: Slice<'_>) -> Result<()> {
+        if to.bytes() == 0 {
+            return Ok(());
+        }
+        self.inner.shared.bind()?;
+        call!(cuMemsetD8Async(to.address(), 0, to.bytes(), self.inner.shared.stream))
+    }
+
+    /// Waits until everything in the stream is done.
+    ///
+    /// # Errors
+    /// Something before failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.inner.shared.bind()?;
+        call!(cuStreamSynchronize(self.inner.shared.stream))
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gpu({})", self.inner.properties.name)
+    }
+}
+
+fn properties(device: sys::CUdevice) -> Result<Properties> {
+    let attribute = |which| -> Result<u32> {
+        let mut value = 0;
+        call!(cuDeviceGetAttribute(&mut value, which, device))?;
+        Ok(value as u32)
+    };
+    use sys::CUdevice_attribute as Attribute;
+    let mut name = [0; 128];
+    call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
+    let name = name.iter().take_while(|&&letter| letter != 0).map(|&letter| letter as u8 as char).collect();
+    let mut memory_bytes = 0;
+    call!(cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
+    let mut driver = 0;
+    call!(cuDriverGetVersion(&mut driver))?;
+    Ok(Properties {
+        name,
+        compute_capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        memory_bytes,
+        driver: (driver as u32 / 1000, driver as u32 % 1000 / 10),
+    })
+}

@@ -1,0 +1,144 @@
+//! Captured work that is replayed with one call, and events that time it.
+
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::sys;
+
+use crate::{Error, Gpu, Result, buffer::Pool, driver::call, gpu::Shared};
+
+/// A captured sequence of kernels. Replays touch the same addresses each time: what changes between them (tokens, positions,
+/// addresses of caches) lies in device memory.
+pub struct Graph {
+    shared: Arc<Shared>,
+    executable: sys::CUgraphExec,
+    /// The memory its kernels work in.
+    pool: Arc<Pool>,
+    nodes: usize,
+}
+
+// SAFETY: an executable graph is a handle that any thread may launch with its context bound.
+unsafe impl Send for Graph {}
+
+impl Gpu {
+    /// Captures what `work` puts into the stream. It is called twice: first for real, so that kernels are loaded and the
+    /// graph's memory is there, then recorded. Its second result is given back with the graph.
+    ///
+    /// # Errors
+    /// Those of `work` and of the driver.
+    pub fn capture<T, E: From<crate::Error>>(
+        &self,
+        mut work: impl FnMut() -> std::result::Result<T, E>,
+    ) -> std::result::Result<(Graph, T), E> {
+        let shared = &self.inner.shared;
+        let pool = Arc::new(Pool::new(shared.clone()));
+        let swap = |pool: Arc<Pool>| {
+            std::mem::replace(&mut *self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner), pool)
+        };
+        let general = swap(pool.clone());
+        let captured = work().and_then(|first| {
+            drop(first);
+            self.synchronize()?;
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            call!(cuStreamBeginCapture_v2(shared.stream, mode))?;
+            let second = work();
+            let mut graph = std::ptr::null_mut();
+            let ended = call!(cuStreamEndCapture(shared.stream, &mut graph));
+            let second = second?;
+            ended?;
+            Ok((graph, second))
+        });
+        swap(general);
+        let (graph, result) = captured?;
+        let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
+        let made = call!(cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes))
+            .and_then(|()| call!(cuGraphInstantiateWithFlags(&mut executable, graph, 0)));
+        let _ = call!(cuGraphDestroy(graph));
+        made?;
+        Ok((Graph { shared: shared.clone(), executable, pool, nodes }, result))
+    }
+
+    /// A point in the stream.
+    ///
+    /// # Errors
+    /// The driver fails, or serves no CUDA 12.8 (which measures between points differently).
+    pub fn record_event(&self) -> Result<Event> {
+        if self.properties().driver < (12, 8) {
+            return Err(Error::Unsupported { operation: "timing", what: "drivers before CUDA 12.8".into() });
+        }
+        self.inner.shared.bind()?;
+        let mut raw = std::ptr::null_mut();
+        call!(cuEventCreate(&mut raw, 0))?;
+        let event = Event { shared: self.inner.shared.clone(), raw };
+        call!(cuEventRecord(raw, self.inner.shared.stream))?;
+        Ok(event)
+    }
+}
+
+impl Graph {
+    /// Puts the whole graph into the stream.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn replay(&self) -> Result<()> {
+        self.shared.bind()?;
+        call!(cuGraphLaunch(self.executable, self.shared.stream))
+    }
+
+    /// How many kernels and copies it has.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Bytes of the memory its kernels work in.
+    pub fn workspace_bytes(&self) -> usize {
+        self.pool.held()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure at the end.
+        let _ = self.shared.bind();
+        let _ = call!(cuStreamSynchronize(self.shared.stream));
+        let _ = call!(cuGraphExecDestroy(self.executable));
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graph({} nodes, {} bytes)", self.nodes, self.workspace_bytes())
+    }
+}
+
+/// A point in the stream, to measure time between two.
+pub struct Event {
+    shared: Arc<Shared>,
+    raw: sys::CUevent,
+}
+
+impl Event {
+    /// Seconds of the device from `earlier` to this, both of which it waits for.
+    ///
+    /// # Errors
+    /// Something before failed.
+    pub fn seconds_since(&self, earlier: &Self) -> Result<f64> {
+        self.shared.bind()?;
+        call!(cuEventSynchronize(self.raw))?;
+        let mut milliseconds = 0.0;
+        call!(cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw))?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.shared.bind();
+        let _ = call!(cuEventDestroy_v2(self.raw));
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Event")
+    }
+}
