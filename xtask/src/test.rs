@@ -1,6 +1,6 @@
 //! `cargo xtask test`: every check of the workspace, the quick ones first, stopping at the first that fails.
 //!
-//! Format → house rules → clippy → documentation → build → parity → documentation tests → all tests. The test runner comes
+//! Format → house rules → nvcc → clippy → documentation → build → parity → documentation tests → all tests. The test runner comes
 //! last and its counts are printed as the closing line, so that whoever reads the end of a long log sees what was tested.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{smollm2, table::Table, tidy, workspace};
+use crate::{cuda_toolchain, smollm2, table::Table, tidy, workspace};
 
 /// What `test` takes.
 #[derive(clap::Args)]
@@ -20,6 +20,9 @@ pub(crate) struct Arguments {
     /// Don't fetch the real model; tests on it say that they are skipped
     #[arg(long)]
     no_model: bool,
+    /// Don't fetch the CUDA compiler; kernels are compiled only where nvcc is found
+    #[arg(long)]
+    no_nvcc: bool,
 }
 
 /// Every crate with every feature, the same in each stage so that nothing is built twice.
@@ -38,6 +41,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut stages = Stages::default();
     stages.run("format", || command(workspace::cargo(&["fmt", "--all", "--check"])))?;
     stages.run("tidy", || tidy::run(&tidy::Arguments::default()).map(|()| Counts::default()))?;
+    if !arguments.no_nvcc {
+        stages.find_nvcc();
+    }
     stages.run("clippy", || {
         command(workspace::cargo(&[&["clippy"], EVERYTHING, &["--all-targets", "--", "-D", "warnings"]].concat()))
     })?;
@@ -100,6 +106,18 @@ impl Stages {
             }
         }
         Ok(())
+    }
+
+    /// The compiler of the CUDA kernels, where it can be had, before the first build: every later stage compiles or checks them.
+    fn find_nvcc(&mut self) {
+        let start = Instant::now();
+        println!("\n=== nvcc ===");
+        let nvcc = cuda_toolchain::find().map_or_else(cuda_toolchain::install, Ok);
+        match &nvcc {
+            Ok(path) => println!("CUDA kernels are compiled with {}", path.display()),
+            Err(error) => println!("CUDA kernels will not be compiled: {error:#}"),
+        }
+        self.done.push(("nvcc", start.elapsed()));
     }
 
     /// The real model, where it can be had: a machine without pip or network still runs every other test.

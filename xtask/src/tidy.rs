@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::{check_parity, workspace};
+use crate::{check_parity, kernels, workspace};
 
 /// What `tidy` takes.
 #[derive(clap::Args, Default)]
@@ -98,6 +98,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         check_parity::stale_records(workspace::root())
             .into_iter()
             .map(|stale| Finding::warning("parity-record", &stale.file, stale.message)),
+    );
+    findings.extend(
+        kernels::stale_record(workspace::root())
+            .map(|message| Finding::warning("kernel-record", Path::new(kernels::RECORD), message)),
     );
     let counts = count::per_crate(&packages, &sources, arguments.since.as_deref())?;
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();

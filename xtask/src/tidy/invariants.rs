@@ -84,9 +84,8 @@ fn named_tests(text: &str) -> Vec<&str> {
 /// Whether it is a test function (a path's last part), or a command of this program.
 fn exists(name: &str, tests: &HashSet<&str>) -> bool {
     match name.strip_prefix("cargo xtask ") {
-        Some(command) => {
-            ["test", "tidy", "check-parity", "bench", "golden"].contains(&command.split(' ').next().unwrap_or_default())
-        }
+        Some(command) => ["test", "tidy", "check-parity", "bench", "golden", "kernels"]
+            .contains(&command.split(' ').next().unwrap_or_default()),
         None => tests.contains(name.rsplit("::").next().unwrap_or(name)),
     }
 }
