@@ -1,0 +1,64 @@
+//! The slow product for types that have no tiles: `cuda/linear_plain.cu`.
+
+use ironloom_core::DType;
+
+use crate::{
+    Error, Form, Gpu, Result, Slice,
+    launch::{Arguments, Launch},
+    weights::{WeightLayout, kernel_of, size},
+};
+
+/// The sizes and places of a [`linear_plain`] call.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearPlain<'a> {
+    /// [`Form::Split`] `[n, 2, cols]`.
+    pub x: Slice<'a>,
+    /// Rows of x.
+    pub n: usize,
+    /// The matrix `[rows, cols]`, as files store `dtype`, at an address that is a multiple of 16.
+    pub matrix: Slice<'a>,
+    /// Its type.
+    pub dtype: DType,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// f32 `[rows]`.
+    pub bias: Option<Slice<'a>>,
+    /// Whether the product is added to what `out` holds (a residual) or takes its place.
+    pub add: bool,
+    /// f32 `[n, rows]`.
+    pub out: Slice<'a>,
+}
+
+/// `out = x W^T + bias`, or added to `out`. A row's bits do not depend on the other rows.
+///
+/// # Errors
+/// A slice is too small, the type holds no weights, or the launch fails.
+pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
+    const OPERATION: &str = "linear_plain";
+    let LinearPlain { x, n, matrix, dtype, rows, cols, bias, add, out } = *call;
+    let layout = WeightLayout::Plain(dtype);
+    let name = kernel_of!("linear", layout)
+        .ok_or_else(|| Error::Unsupported { operation: OPERATION, what: dtype.name().to_owned() })?;
+    let x = x.expect(OPERATION, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
+    let matrix = matrix.expect(OPERATION, "the matrix in bytes", layout.bytes(rows, cols)?)?;
+    let out = out.expect(OPERATION, "the result in bytes", Form::F32.bytes(n, rows)?)?;
+    let bias = match bias {
+        Some(bias) => bias.expect(OPERATION, "the bias in bytes", Form::F32.bytes(1, rows)?)?,
+        None => 0,
+    };
+    if n == 0 {
+        return Ok(());
+    }
+    // A warp has an output feature.
+    let grid = [rows.div_ceil(WARPS_PER_BLOCK) as u32, 1, 1];
+    let (n, rows) = (size(OPERATION, "rows of x", n)?, size(OPERATION, "output features", rows)?);
+    let cols = size(OPERATION, "input features", cols)?;
+    let function = gpu.function(OPERATION, name)?;
+    let arguments = Arguments::new().u64(out).u64(matrix).u64(x).u64(bias).i32(n).i32(rows).i32(cols).i32(i32::from(add));
+    gpu.launch(&function, Launch { grid, threads: 32 * WARPS_PER_BLOCK as u32, shared_bytes: 0 }, arguments)
+}
+
+/// As in the kernels.
+const WARPS_PER_BLOCK: usize = 4;
