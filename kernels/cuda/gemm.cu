@@ -4,12 +4,12 @@
 //   out[n, M] += x[n, K] W[M, K]^T (+ bias[M])                     out single precision: the residual stream
 //   out[n, M] = act(x Wg^T) * (x Wu^T)                             out bfloat16, Wg and Wu [M, K]
 //
-// x and W bfloat16, sums in single precision; row strides are multiples of eight elements, out's stride is any. K is a multiple
-// of eight. A tile is 128 or 64 rows by 128 columns (64 of each matrix when gated): see gemm/tile.cuh. The launcher takes the
-// smaller one where the larger would leave multiprocessors idle; both give the same bits.
+// x and W bfloat16, sums in single precision; row strides are multiples of eight elements, out's stride is any. K is a
+// multiple of eight. A tile is 128 or 64 rows by 128 columns (64 of each matrix when gated): see gemm/tile.cuh. The
+// launcher takes the smaller one where the larger would leave multiprocessors idle; both give the same bits.
 //
-// Bound: 2 n M K operations on the tensor cores. `mma.sync` reaches about 62% of what Hopper's `wgmma` does; cuBLASLt uses the
-// latter, which is why it goes first where it is there.
+// Bound: 2 n M K operations on the tensor cores. `mma.sync` reaches about 62% of what Hopper's `wgmma` does; cuBLASLt
+// uses the latter, which is why it goes first where it is there.
 #include "gemm/tile.cuh"
 
 namespace {
@@ -21,7 +21,8 @@ struct Product {
     int x_stride, weight_stride, out_stride, rows, columns, depth;
 };
 
-template <int ROWS, bool GATED> __device__ __forceinline__ void multiply(Tile<ROWS> &tile, const Product &p, int row, int column) {
+template <int ROWS, bool GATED>
+__device__ __forceinline__ void multiply(Tile<ROWS> &tile, const Product &p, int row, int column) {
     extern __shared__ __align__(128) char shared[];
     using T = Tile<ROWS>;
     uint32_t x_offsets[T::X_COPIES], weight_offsets[T::WEIGHT_COPIES];
@@ -71,7 +72,8 @@ template <int ROWS> __device__ __forceinline__ void gated_product(const Product 
     let_next_kernel_start();
     wait_for_previous_kernel();
     using T = Tile<ROWS>;
-    const int row_tiles = (p.rows + ROWS - 1) / ROWS, column_tiles = (p.columns + T::GATED_COLUMNS - 1) / T::GATED_COLUMNS;
+    const int row_tiles = (p.rows + ROWS - 1) / ROWS;
+    const int column_tiles = (p.columns + T::GATED_COLUMNS - 1) / T::GATED_COLUMNS;
     const TilePosition position = tile_position(blockIdx.x, row_tiles, column_tiles);
     const int first_row = position.row_tile * ROWS, first_column = position.column_tile * T::GATED_COLUMNS;
     T tile;
@@ -82,18 +84,20 @@ template <int ROWS> __device__ __forceinline__ void gated_product(const Product 
         const int row = first_row + tile_row, column = first_column + tile_column;
         if (row >= p.rows || column >= p.columns) return;
         bf16 *out = static_cast<bf16 *>(p.out) + size_t(row) * p.out_stride;
-        store_pair(out, column, p.columns, even, activate(activation, gate.x) * up.x, activate(activation, gate.y) * up.y);
+        const float first = activate(activation, gate.x) * up.x, second = activate(activation, gate.y) * up.y;
+        store_pair(out, column, p.columns, even, first, second);
     });
 }
 
 } // namespace
 
-#define GEMM(NAME, ROWS, OUT, ADD)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                                     \
-        NAME(const bf16 *__restrict__ x, const bf16 *__restrict__ weight, const OUT *__restrict__ bias, OUT *__restrict__ out, \
-             int x_stride, int weight_stride, int out_stride, int rows, int columns, int depth) {                             \
-        product<ROWS, OUT, ADD>(                                                                                              \
-            {x, weight, nullptr, out, bias, x_stride, weight_stride, out_stride, rows, columns, depth});                      \
+#define GEMM(NAME, ROWS, OUT, ADD)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                              \
+        NAME(const bf16 *__restrict__ x, const bf16 *__restrict__ weight, const OUT *__restrict__ bias,                \
+             OUT *__restrict__ out, int x_stride, int weight_stride, int out_stride, int rows, int columns,            \
+             int depth) {                                                                                              \
+        product<ROWS, OUT, ADD>(                                                                                       \
+            {x, weight, nullptr, out, bias, x_stride, weight_stride, out_stride, rows, columns, depth});               \
     }
 
 GEMM(gemm_f32_rows128, 128, float, false)
@@ -103,12 +107,13 @@ GEMM(gemm_bf16_rows64, 64, bf16, false)
 GEMM(gemm_add_rows128, 128, float, true)
 GEMM(gemm_add_rows64, 64, float, true)
 
-#define GATED_GEMM(NAME, ROWS)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                                     \
-        NAME(const bf16 *__restrict__ x, const bf16 *__restrict__ gate, const bf16 *__restrict__ up, bf16 *__restrict__ out,  \
-             int x_stride, int weight_stride, int out_stride, int rows, int columns, int depth, int activation) {             \
-        gated_product<ROWS>(                                                                                                  \
-            {x, gate, up, out, nullptr, x_stride, weight_stride, out_stride, rows, columns, depth}, activation);              \
+#define GATED_GEMM(NAME, ROWS)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                              \
+        NAME(const bf16 *__restrict__ x, const bf16 *__restrict__ gate, const bf16 *__restrict__ up,                   \
+             bf16 *__restrict__ out, int x_stride, int weight_stride, int out_stride, int rows, int columns,           \
+             int depth, int activation) {                                                                              \
+        gated_product<ROWS>({x, gate, up, out, nullptr, x_stride, weight_stride, out_stride, rows, columns, depth},    \
+                            activation);                                                                               \
     }
 
 GATED_GEMM(gemm_gated_rows128, 128)

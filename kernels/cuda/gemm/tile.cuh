@@ -2,28 +2,20 @@
 //
 //   sums[r, c] = sum over d of x[row(r), d] * W[column(c), d]      ROWS x 128 sums, d in DEPTH-wide steps
 //
-// x and W are bfloat16, both with the summed dimension contiguous, so both come to the tensor cores by plain `ldmatrix`. Four
-// warps in a 2 x 2 square each hold (ROWS / 2) x 64 sums in registers. Three stages of 64 columns of x and W go through shared
-// memory by `cp.async`; 16-byte pieces are exchanged within a row (piece ^ row % 8), so neither the copies nor `ldmatrix` meet
-// a bank twice. The pieces for the next sixteen columns are read while those before are multiplied, across the stages too: the
-// one barrier of a stage stands before its last multiplication.
+// x and W are bfloat16, both with the summed dimension contiguous, so both come to the tensor cores by plain
+// `ldmatrix`. Four warps in a 2 x 2 square each hold (ROWS / 2) x 64 sums in registers. Three stages of 64 columns of x
+// and W go through shared memory by `cp.async`; 16-byte pieces are exchanged within a row (piece ^ row % 8), so neither
+// the copies nor `ldmatrix` meet a bank twice. The pieces for the next sixteen columns are read while those before are
+// multiplied, across the stages too: the one barrier of a stage stands before its last multiplication.
 //
-// A sum is taken in ascending order of d, sixteen columns a step, whatever ROWS, the place in the tile or the number of rows:
-// the same row gives the same bits in any product.
+// A sum is taken in ascending order of d, sixteen columns a step, whatever ROWS, the place in the tile or the number of
+// rows: the same row gives the same bits in any product.
 //
-// Bound: a k-step of one warp reads 4 KiB of shared memory for 64 x 64 x 16 products, 32 cycles at 128 bytes a cycle, and the
-// tensor cores take at least 32. Larger tiles of a warp do not fit in its registers (128 of 255 are sums).
+// Bound: a k-step of one warp reads 4 KiB of shared memory for 64 x 64 x 16 products, 32 cycles at 128 bytes a cycle,
+// and the tensor cores take at least 32. Larger tiles of a warp do not fit in its registers (128 of 255 are sums).
 #pragma once
 
 #include "../common/device.cuh"
-
-// Where a block finds the rows of its operands. Offsets are in pieces of eight elements, sixteen bytes.
-struct Operand {
-    const bf16 *start;
-    uint32_t stride;
-
-    __device__ __forceinline__ const bf16 *at(uint32_t pieces) const { return start + size_t(pieces) * 8; }
-};
 
 template <int ROWS_> struct Tile {
     static constexpr int ROWS = ROWS_, COLUMNS = 128, DEPTH = 64, STAGES = 3, THREADS = 128;
@@ -34,17 +26,18 @@ template <int ROWS_> struct Tile {
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
     static constexpr int WARP_ROWS = ROWS / 2, WARP_COLUMNS = COLUMNS / 2;
     static constexpr int ROW_BLOCKS = WARP_ROWS / 16, COLUMN_BLOCKS = WARP_COLUMNS / 8, STEPS = DEPTH / 16;
-    // Two blocks share a multiprocessor (three of the small ones), so that one multiplies while the other waits.
-    static constexpr int BLOCKS = ROWS == 128 ? 2 : 3;
+    // Two blocks share a multiprocessor, so that one multiplies while the other waits.
+    static constexpr int BLOCKS = 2;
 
     float sums[ROW_BLOCKS][COLUMN_BLOCKS][4];
 
     // Row of the tile that this thread copies in its copy `i`.
     static __device__ __forceinline__ int copied_row(int i) { return threadIdx.x / PIECES + i * ROWS_A_COPY; }
 
-    // Computes the sums. `x_offsets[i]` and `weight_offsets[i]` are the offsets of the rows `copied_row(i)`: a valid row for
-    // every i, one of them again where the tile is larger than what is left. `weight(i)` gives the matrix of copy i. `depth` is
-    // a multiple of eight; what lies behind it counts as zero.
+    // Computes the sums. `x_offsets[i]` and `weight_offsets[i]` say where the rows `copied_row(i)` start, in pieces of
+    // eight elements (32 bits hold 64 GiB so, and registers are what is short here): a valid row for every i, one of
+    // them again where the tile is larger than what is left. `weight(i)` gives the matrix of copy i. `depth` is a
+    // multiple of eight; what lies behind it counts as zero.
     template <class Weight>
     __device__ __forceinline__ void multiply(const bf16 *x, const uint32_t (&x_offsets)[X_COPIES], Weight weight,
                                              const uint32_t (&weight_offsets)[WEIGHT_COPIES], int depth, char *shared) {
@@ -60,26 +53,26 @@ template <int ROWS_> struct Tile {
         char *const copy_to = shared + copied_row(0) * ROW_BYTES + (piece ^ copied_row(0) % PIECES) * 16;
 
         const auto copy_x = [&](int tile, int stage) {
-            const int column = tile * DEPTH + piece * 8;
-            const bool valid = column < depth;
+            const uint32_t column = tile * PIECES + piece;
+            const bool valid = column * 8 < depth;
 #pragma unroll
             for (int i = 0; i < X_COPIES; i++) {
-                copy_async(copy_to + stage * STAGE_BYTES + i * ROWS_A_COPY * ROW_BYTES, x + size_t(x_offsets[i]) * 8 + column,
-                           valid);
+                copy_async(copy_to + stage * STAGE_BYTES + i * ROWS_A_COPY * ROW_BYTES,
+                           x + size_t(x_offsets[i] + column) * 8, valid);
             }
         };
         const auto copy_weight = [&](int tile, int stage) {
-            const int column = tile * DEPTH + piece * 8;
-            const bool valid = column < depth;
+            const uint32_t column = tile * PIECES + piece;
+            const bool valid = column * 8 < depth;
 #pragma unroll
             for (int i = 0; i < WEIGHT_COPIES; i++) {
                 copy_async(copy_to + stage * STAGE_BYTES + X_BYTES + i * ROWS_A_COPY * ROW_BYTES,
-                           weight(i) + size_t(weight_offsets[i]) * 8 + column, valid);
+                           weight(i) + size_t(weight_offsets[i] + column) * 8, valid);
             }
         };
 
-        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Of x: rows 0..8, rows 8..16, then the same with the
-        // higher eight columns. Of W: the lower and the higher eight columns of rows 0..8, then of rows 8..16.
+        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Of x: rows 0..8, rows 8..16, then the same
+        // with the higher eight columns. Of W: the lower and the higher eight columns of rows 0..8, then of rows 8..16.
         const char *const x_rows = shared + ((warp / 2) * WARP_ROWS + lane % 16) * ROW_BYTES;
         const char *const weight_rows =
             shared + X_BYTES + ((warp % 2) * WARP_COLUMNS + lane % 8 + lane / 16 * 8) * ROW_BYTES;
@@ -87,18 +80,21 @@ template <int ROWS_> struct Tile {
 
         uint32_t x_pieces[2][ROW_BLOCKS][4], weight_pieces[2][COLUMN_BLOCKS / 2][4];
         const auto load_pieces = [&](int buffer, int stage, int step) {
-            const int x_piece = ((2 * step + x_half) ^ lane % 8) * 16, weight_piece = ((2 * step + weight_half) ^ lane % 8) * 16;
+            const int x_piece = ((2 * step + x_half) ^ lane % 8) * 16;
+            const int weight_piece = ((2 * step + weight_half) ^ lane % 8) * 16;
 #pragma unroll
             for (int i = 0; i < ROW_BLOCKS; i++) {
                 load_matrices(x_pieces[buffer][i], x_rows + stage * STAGE_BYTES + i * 16 * ROW_BYTES + x_piece);
             }
 #pragma unroll
             for (int j = 0; j < COLUMN_BLOCKS / 2; j++) {
-                load_matrices(weight_pieces[buffer][j], weight_rows + stage * STAGE_BYTES + j * 16 * ROW_BYTES + weight_piece);
+                load_matrices(weight_pieces[buffer][j],
+                              weight_rows + stage * STAGE_BYTES + j * 16 * ROW_BYTES + weight_piece);
             }
         };
 
-        // One group of copies for every stage, also for the stages behind the last: the count of pending groups stays right.
+        // One group of copies for every stage, also for the stages behind the last: the count of pending groups stays
+        // right.
 #pragma unroll
         for (int tile = 0; tile < STAGES - 1; tile++) {
             if (tile < tiles) {
@@ -118,7 +114,8 @@ template <int ROWS_> struct Tile {
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step == STEPS - 1) {
-                    // The next stage has arrived, and every warp has read the last of this one, which is free from here on.
+                    // The next stage has arrived, and every warp has read the last of this one, which is free from here
+                    // on.
                     wait_for_copies<STAGES - 2>();
                     __syncthreads();
                     load_pieces(0, next_stage, 0);
@@ -144,7 +141,8 @@ template <int ROWS_> struct Tile {
         }
     }
 
-    // Calls `use(row of the tile, column of the tile, first, second)` for every two neighbouring sums that this thread holds.
+    // Calls `use(row of the tile, column of the tile, first, second)` for every two neighbouring sums that this thread
+    // holds.
     template <class Use> __device__ __forceinline__ void for_pairs(Use use) const {
         const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const int row = (warp / 2) * WARP_ROWS + lane / 4, column = (warp % 2) * WARP_COLUMNS + lane % 4 * 2;
@@ -158,9 +156,9 @@ template <int ROWS_> struct Tile {
                 }
     }
 
-    // Two matrices side by side: of every 64 columns of the tile, 32 belong to the first and 32 to the second, so that a thread
-    // holds both sums of a column. Calls `use(row of the tile, column of the matrices (of 64), sums of the first, of the
-    // second)` with two neighbouring columns each.
+    // Two matrices side by side: of every 64 columns of the tile, 32 belong to the first and 32 to the second, so that
+    // a thread holds both sums of a column. Calls `use(row of the tile, column of the matrices (of 64), sums of the
+    // first, of the second)` with two neighbouring columns each.
     template <class Use> __device__ __forceinline__ void for_gated_pairs(Use use) const {
         const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const int row = (warp / 2) * WARP_ROWS + lane / 4, column = (warp % 2) * (WARP_COLUMNS / 2) + lane % 4 * 2;
@@ -171,7 +169,8 @@ template <int ROWS_> struct Tile {
 #pragma unroll
                 for (int j = 0; j < COLUMN_BLOCKS / 2; j++) {
                     const float *gate = sums[i][j] + half * 2, *up = sums[i][j + COLUMN_BLOCKS / 2] + half * 2;
-                    use(row + i * 16 + half * 8, column + j * 8, make_float2(gate[0], gate[1]), make_float2(up[0], up[1]));
+                    use(row + i * 16 + half * 8, column + j * 8, make_float2(gate[0], gate[1]),
+                        make_float2(up[0], up[1]));
                 }
     }
     static constexpr int GATED_COLUMNS = COLUMNS / 2;
@@ -180,8 +179,8 @@ template <int ROWS_> struct Tile {
     static __device__ __forceinline__ int gated_column(int i) { return copied_row(i) / 64 * 32 + copied_row(i) % 32; }
 };
 
-// Order of the tiles: groups of sixteen row tiles, in each the rows run fastest, so that the blocks that run together share
-// their rows and their weights in the second-level cache.
+// Order of the tiles: groups of sixteen row tiles, in each the rows run fastest, so that the blocks that run together
+// share their rows and their weights in the second-level cache.
 struct TilePosition {
     int row_tile, column_tile;
 };

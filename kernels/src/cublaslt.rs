@@ -1,0 +1,412 @@
+//! Products of many rows by cuBLASLt, which is loaded when it is asked for.
+//!
+//! A row's result may not depend on the rows beside it, and the algorithm that the library would choose for a product
+//! changes with the number of rows, and with it the order of sums. So each weight's shape has ONE algorithm, chosen by
+//! the library's own estimate for a fixed number of rows, among those that do not split the sum; it serves every number
+//! of rows. An algorithm that refuses a number of rows is passed over for all of them, and a shape that no algorithm
+//! serves goes to the built-in kernel, always.
+//!
+//! The library's matrices are column-major. So `out = x weight^T` is asked for as `out^T = weight x^T`: the weight,
+//! `inputs` by `outputs` with its stride, transposed, times x, `inputs` by `rows`.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cudarc::cublaslt::{
+    result::{self, CublasError},
+    sys,
+};
+
+use crate::{Error, Gpu, Output, Product, Result, gemm, gpu::Shared};
+
+/// The library, and the algorithm of each weight's shape.
+pub struct CublasLt {
+    handle: sys::cublasLtHandle_t,
+    /// The number of rows for which algorithms are chosen.
+    choice_rows: usize,
+    algorithms: Mutex<HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>>,
+    shared: Arc<Shared>,
+}
+
+// SAFETY: the library's handle may be used by any thread; each call binds the context first.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above; the library is thread-safe.
+unsafe impl Sync for CublasLt {}
+
+/// All that the choice of an algorithm may depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    outputs: usize,
+    inputs: usize,
+    weight_stride: usize,
+    x_stride: usize,
+    out_stride: usize,
+    output: Output,
+    bias: bool,
+}
+
+/// The algorithm of a weight's shape, in the library's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Algorithm {
+    /// The kind of kernel.
+    pub id: u32,
+    /// The tile of a block.
+    pub tile: u32,
+    /// The stages of its pipeline.
+    pub stages: u32,
+    /// The blocks of a cluster.
+    pub cluster: u32,
+}
+
+/// What the library advises for Hopper. An algorithm that asks for more at some number of rows is passed over.
+const WORKSPACE_BYTES: usize = 32 << 20;
+/// How many of the library's proposals are looked at.
+const PROPOSALS: usize = 16;
+/// An algorithm has to serve each of these numbers of rows.
+const PROBED_ROWS: [usize; 10] = [1, 2, 3, 17, 64, 100, 512, 1000, 4096, 65_536];
+
+impl CublasLt {
+    /// The number of rows for which algorithms are chosen where nothing else is said: the usual chunk of a prompt.
+    pub const CHOICE_ROWS: usize = 1024;
+
+    /// Loads the library; algorithms will be chosen for products of `choice_rows` rows.
+    ///
+    /// # Errors
+    /// [`Error::CublasLtMissing`] where it is not installed: use [`gemm`](crate::gemm) then. [`Error::CublasLt`] where
+    /// it cannot serve the device.
+    pub fn open(gpu: &Gpu, choice_rows: usize) -> Result<Self> {
+        // SAFETY: it only asks the loader for the library. Calling into a library that isn't there would panic.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::CublasLtMissing);
+        }
+        let shared = gpu.inner.shared.clone();
+        shared.bind()?;
+        let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
+        Ok(Self { handle, choice_rows, algorithms: Mutex::default(), shared })
+    }
+
+    /// A product; by the built-in kernel where no algorithm of the library serves the weight's shape.
+    ///
+    /// # Errors
+    /// A slice is too short, a stride or an address is not aligned, there is no room for the workspace, or the library
+    /// fails.
+    pub fn matmul(&self, gpu: &Gpu, call: &Product<'_>) -> Result<()> {
+        let addresses = call.addresses()?;
+        if call.rows == 0 || call.outputs == 0 {
+            return Ok(());
+        }
+        self.shared.bind()?;
+        let Some(algorithm) = self.algorithm_for(call)? else { return gemm(gpu, call) };
+        let problem = Problem::new(&Shape::of(call), call.rows, addresses.bias)?;
+        // Every number of rows that was probed is served. One that is not must not quietly take another order of sums.
+        let workspace_bytes = problem.check(self.handle, &algorithm).ok_or_else(|| Error::Unsupported {
+            operation: "product by cuBLASLt",
+            what: format!("{} rows by the algorithm that serves other numbers of rows", call.rows),
+        })?;
+        let workspace = match workspace_bytes {
+            0 => None,
+            bytes => Some(gpu.allocate(bytes, "the workspace of cuBLASLt")?),
+        };
+        let (alpha, beta) = (1.0f32, if call.output == Output::AddF32 { 1.0f32 } else { 0.0 });
+        let out = addresses.out as *mut c_void;
+        // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
+        // workspace's memory is not used by anything else until what is in the stream now is done.
+        unsafe {
+            result::matmul(
+                self.handle,
+                problem.description.0,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                addresses.weight as *const c_void,
+                problem.weight.0,
+                addresses.x as *const c_void,
+                problem.x.0,
+                out,
+                problem.out.0,
+                out,
+                problem.out.0,
+                &algorithm,
+                workspace.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.slice().address() as *mut c_void),
+                workspace_bytes,
+                self.shared.stream.cast(),
+            )
+        }
+        .map_err(failed("cublasLtMatmul"))
+    }
+
+    /// The algorithm that serves products like `call` with any number of rows; none where the built-in kernel does.
+    ///
+    /// # Errors
+    /// The library fails.
+    pub fn algorithm(&self, call: &Product<'_>) -> Result<Option<Algorithm>> {
+        self.shared.bind()?;
+        use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
+        Ok(self.algorithm_for(call)?.map(|algorithm| {
+            // A number that this version of the library does not know is shown as 0.
+            let number = |attribute| config(&algorithm, attribute).unwrap_or(0);
+            Algorithm {
+                id: number(Attribute::CUBLASLT_ALGO_CONFIG_ID),
+                tile: number(Attribute::CUBLASLT_ALGO_CONFIG_TILE_ID),
+                stages: number(Attribute::CUBLASLT_ALGO_CONFIG_STAGES_ID),
+                cluster: cluster(&algorithm),
+            }
+        }))
+    }
+
+    fn algorithm_for(&self, call: &Product<'_>) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+        let shape = Shape::of(call);
+        let mut algorithms = self.algorithms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&known) = algorithms.get(&shape) {
+            return Ok(known);
+        }
+        let chosen = self.choose(&shape)?;
+        algorithms.insert(shape, chosen);
+        Ok(chosen)
+    }
+
+    /// The first of the library's proposals that sums in one piece and serves every number of rows.
+    fn choose(&self, shape: &Shape) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Preference(result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?);
+        // Sixteen bytes is what every launcher promises of addresses; a row of `out` may promise less.
+        let out_alignment = 1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4);
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        preference.set(
+            Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            &(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32),
+        )?;
+        for (attribute, bytes) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 16u32),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment),
+        ] {
+            preference.set(attribute, &bytes)?;
+        }
+        // The bias's own address does not matter to the choice; it may not be null.
+        let bias = if shape.bias { 256 } else { 0 };
+        let problem = Problem::new(shape, self.choice_rows, bias)?;
+        // SAFETY: a struct of numbers and one enumeration of which 0 is a value.
+        let mut proposals: [sys::cublasLtMatmulHeuristicResult_t; PROPOSALS] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: the descriptions are alive, and there is room for as many proposals as are asked for.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                problem.description.0,
+                problem.weight.0,
+                problem.x.0,
+                problem.out.0,
+                problem.out.0,
+                preference.0,
+                PROPOSALS as i32,
+                proposals.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        match status {
+            sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => {}
+            sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => return Ok(None),
+            other => return Err(failed("cublasLtMatmulAlgoGetHeuristic")(CublasError(other))),
+        }
+        let problems: Vec<Problem> =
+            PROBED_ROWS.iter().map(|&rows| Problem::new(shape, rows, bias)).collect::<Result<_>>()?;
+        let serves = |proposal: &&sys::cublasLtMatmulHeuristicResult_t| {
+            proposal.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+                && sums_in_one_piece(&proposal.algo)
+                && problems.iter().all(|problem| problem.check(self.handle, &proposal.algo).is_some())
+        };
+        Ok(proposals[..count as usize].iter().find(serves).map(|proposal| proposal.algo))
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure at the end.
+        let _ = self.shared.bind();
+        // SAFETY: the handle is alive until here.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+impl std::fmt::Debug for CublasLt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CublasLt(chosen for {} rows)", self.choice_rows)
+    }
+}
+
+impl Shape {
+    fn of(call: &Product<'_>) -> Self {
+        Self {
+            outputs: call.outputs,
+            inputs: call.inputs,
+            weight_stride: call.weight_stride,
+            x_stride: call.x_stride,
+            out_stride: call.out_stride,
+            output: call.output,
+            bias: call.bias.is_some(),
+        }
+    }
+}
+
+/// A product as the library has it described.
+struct Problem {
+    description: Description,
+    weight: Layout,
+    x: Layout,
+    out: Layout,
+}
+
+impl Problem {
+    fn new(shape: &Shape, rows: usize, bias: u64) -> Result<Self> {
+        use sys::{cublasLtMatmulDescAttributes_t as Attribute, cudaDataType as Type};
+        /// `CUBLAS_OP_T`.
+        const TRANSPOSED: i32 = 1;
+        let out_type = if shape.output == Output::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_32F };
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description =
+            result::create_matmul_desc(compute, Type::CUDA_R_32F).map_err(failed("cublasLtMatmulDescCreate"))?;
+        let description = Description(description);
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if shape.bias {
+            description.set(
+                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                &(sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32),
+            )?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &(out_type as u32))?;
+        }
+        Ok(Self {
+            description,
+            weight: Layout::new(Type::CUDA_R_16BF, shape.inputs, shape.outputs, shape.weight_stride)?,
+            x: Layout::new(Type::CUDA_R_16BF, shape.inputs, rows, shape.x_stride)?,
+            out: Layout::new(out_type, shape.outputs, rows, shape.out_stride)?,
+        })
+    }
+
+    /// The workspace that `algorithm` needs for it; none where it does not serve it.
+    fn check(&self, handle: sys::cublasLtHandle_t, algorithm: &sys::cublasLtMatmulAlgo_t) -> Option<usize> {
+        // SAFETY: a struct of numbers and one enumeration of which 0 is a value.
+        let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the handle, the descriptions and the algorithm are alive.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                handle,
+                self.description.0,
+                self.weight.0,
+                self.x.0,
+                self.out.0,
+                self.out.0,
+                algorithm,
+                &mut found,
+            )
+        };
+        (status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE_BYTES)
+            .then_some(found.workspaceSize)
+    }
+}
+
+/// Whether each sum is taken by one block from its first product to its last.
+fn sums_in_one_piece(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
+    let parts = config(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+    let reduction = config(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+    matches!(parts, Some(0 | 1))
+        && reduction == Some(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32)
+}
+
+/// A number of an algorithm's configuration; none where the library has no such number.
+fn config(algorithm: &sys::cublasLtMatmulAlgo_t, attribute: sys::cublasLtMatmulAlgoConfigAttributes_t) -> Option<u32> {
+    let (mut value, mut written) = (0u32, 0);
+    // SAFETY: the library writes at most the four bytes it is told of.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            algorithm,
+            attribute,
+            (&raw mut value).cast(),
+            size_of::<u32>(),
+            &mut written,
+        )
+    };
+    (status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS).then_some(value)
+}
+
+/// The shape of clusters, a number of two bytes.
+fn cluster(algorithm: &sys::cublasLtMatmulAlgo_t) -> u32 {
+    let attribute = sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    let (mut value, mut written) = (0u16, 0);
+    // SAFETY: the library writes at most the two bytes it is told of.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            algorithm,
+            attribute,
+            (&raw mut value).cast(),
+            size_of::<u16>(),
+            &mut written,
+        )
+    };
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS { value.into() } else { 0 }
+}
+
+fn failed(call: &'static str) -> impl Fn(CublasError) -> Error {
+    move |error| Error::CublasLt { call, status: error.0 as u32 }
+}
+
+struct Description(sys::cublasLtMatmulDesc_t);
+
+impl Description {
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
+        // SAFETY: the description is alive, and the library reads as many bytes as the value has.
+        unsafe {
+            result::set_matmul_desc_attribute(self.0, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+        }
+        .map_err(failed("cublasLtMatmulDescSetAttribute"))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: it is alive until here.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    /// A column-major matrix of `rows` by `columns`, `stride` elements from a column to the next.
+    fn new(element: sys::cudaDataType, rows: usize, columns: usize, stride: usize) -> Result<Self> {
+        let stride = i64::try_from(stride).map_err(|_| Error::SizeOverflow)?;
+        let layout = result::create_matrix_layout(element, rows as u64, columns as u64, stride);
+        layout.map(Self).map_err(failed("cublasLtMatrixLayoutCreate"))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: it is alive until here.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<()> {
+        // SAFETY: the preference is alive, and the library reads as many bytes as the value has.
+        unsafe {
+            result::set_matmul_pref_attribute(self.0, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+        }
+        .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: it is alive until here.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}

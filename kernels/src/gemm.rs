@@ -1,0 +1,289 @@
+//! Products of many rows by our own tensor-core kernel: where cuBLASLt is absent, and the gated product, which it has
+//! not.
+//!
+//! [`Product`] is also what [`CublasLt::matmul`](crate::CublasLt::matmul) takes. A row's result depends on the row and
+//! the weights only: the same bits in a product of 17 rows and of 4,096.
+
+use crate::{
+    Activation, Error, Gpu, Result, Slice,
+    launch::{Arguments, Launch},
+};
+
+/// What becomes of the sums of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Output {
+    /// They are stored in single precision.
+    F32,
+    /// They are stored as bfloat16.
+    Bf16,
+    /// They are added to what is there, in single precision: the residual stream.
+    AddF32,
+}
+
+impl Output {
+    /// Bytes of an element.
+    pub(crate) fn element(self) -> usize {
+        if self == Self::Bf16 { 2 } else { 4 }
+    }
+}
+
+/// `out[n, outputs] = x[n, inputs] weight[outputs, inputs]^T + bias[outputs]`, operands bfloat16, sums in single
+/// precision.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// `[rows, inputs]` bfloat16; starts at a multiple of 16 bytes.
+    pub x: Slice<'a>,
+    /// Elements from one row of `x` to the next, a multiple of 8.
+    pub x_stride: usize,
+    /// `[outputs, inputs]` bfloat16; starts at a multiple of 16 bytes.
+    pub weight: Slice<'a>,
+    /// Elements from one row of `weight` to the next, a multiple of 8.
+    pub weight_stride: usize,
+    /// `[outputs]`, of the type of `out`.
+    pub bias: Option<Slice<'a>>,
+    /// `[rows, outputs]`; starts at a multiple of 16 bytes.
+    pub out: Slice<'a>,
+    /// Elements from one row of `out` to the next.
+    pub out_stride: usize,
+    /// The type of `out`, and whether the product is added to it.
+    pub output: Output,
+    /// Rows of `x` and `out`.
+    pub rows: usize,
+    /// Rows of `weight`.
+    pub outputs: usize,
+    /// The summed dimension, a multiple of 8.
+    pub inputs: usize,
+}
+
+/// `out[n, outputs] = act(x gate^T) * (x up^T)`, all bfloat16, sums and activation in single precision.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedProduct<'a> {
+    /// `[rows, inputs]` bfloat16; starts at a multiple of 16 bytes.
+    pub x: Slice<'a>,
+    /// Elements from one row of `x` to the next, a multiple of 8.
+    pub x_stride: usize,
+    /// `[outputs, inputs]` bfloat16; starts at a multiple of 16 bytes.
+    pub gate: Slice<'a>,
+    /// As `gate`.
+    pub up: Slice<'a>,
+    /// Elements from one row of `gate` and of `up` to the next, a multiple of 8.
+    pub weight_stride: usize,
+    /// `[rows, outputs]` bfloat16; starts at a multiple of 16 bytes.
+    pub out: Slice<'a>,
+    /// Elements from one row of `out` to the next.
+    pub out_stride: usize,
+    /// What the gate goes through.
+    pub activation: Activation,
+    /// Rows of `x` and `out`.
+    pub rows: usize,
+    /// Rows of `gate` and of `up`.
+    pub outputs: usize,
+    /// The summed dimension, a multiple of 8.
+    pub inputs: usize,
+}
+
+const OPERATION: &str = "product of many rows";
+/// As in `gemm/tile.cuh`.
+const THREADS: u32 = 128;
+const COLUMNS: usize = 128;
+const GATED_COLUMNS: usize = 64;
+
+/// A product by the built-in kernel.
+///
+/// # Errors
+/// A slice is too short, a stride or an address is not aligned, a size does not fit, or the driver fails.
+pub fn gemm(gpu: &Gpu, call: &Product<'_>) -> Result<()> {
+    let addresses = call.addresses()?;
+    if call.rows == 0 || call.outputs == 0 {
+        return Ok(());
+    }
+    let tile = TileRows::of(gpu, call.rows, call.outputs.div_ceil(COLUMNS));
+    let name = match (call.output, tile) {
+        (Output::F32, TileRows::Large) => "gemm_f32_rows128",
+        (Output::F32, TileRows::Small) => "gemm_f32_rows64",
+        (Output::Bf16, TileRows::Large) => "gemm_bf16_rows128",
+        (Output::Bf16, TileRows::Small) => "gemm_bf16_rows64",
+        (Output::AddF32, TileRows::Large) => "gemm_add_rows128",
+        (Output::AddF32, TileRows::Small) => "gemm_add_rows64",
+    };
+    let arguments = Arguments::new()
+        .u64(addresses.x)
+        .u64(addresses.weight)
+        .u64(addresses.bias)
+        .u64(addresses.out)
+        .i32(int(OPERATION, call.x_stride)?)
+        .i32(int(OPERATION, call.weight_stride)?)
+        .i32(int(OPERATION, call.out_stride)?)
+        .i32(int(OPERATION, call.rows)?)
+        .i32(int(OPERATION, call.outputs)?)
+        .i32(int(OPERATION, call.inputs)?);
+    let launch = tile.launch(OPERATION, call.rows.div_ceil(tile.rows()), call.outputs.div_ceil(COLUMNS))?;
+    gpu.launch(&gpu.function("gemm", name)?, launch, arguments)
+}
+
+/// A gated product.
+///
+/// # Errors
+/// A slice is too short, a stride or an address is not aligned, a size does not fit, or the driver fails.
+pub fn gemm_gated(gpu: &Gpu, call: &GatedProduct<'_>) -> Result<()> {
+    let GatedProduct { x_stride, weight_stride, out_stride, rows, outputs, inputs, .. } = *call;
+    let x = operand("gated product", "x's size in bytes", call.x, rows, x_stride, inputs)?;
+    let gate = operand("gated product", "the gate matrix's size in bytes", call.gate, outputs, weight_stride, inputs)?;
+    let up = operand("gated product", "the up matrix's size in bytes", call.up, outputs, weight_stride, inputs)?;
+    let out = result("gated product", call.out, rows, out_stride, outputs, 2)?;
+    if rows == 0 || outputs == 0 {
+        return Ok(());
+    }
+    let tile = TileRows::of(gpu, rows, outputs.div_ceil(GATED_COLUMNS));
+    let name = match tile {
+        TileRows::Large => "gemm_gated_rows128",
+        TileRows::Small => "gemm_gated_rows64",
+    };
+    let arguments = Arguments::new()
+        .u64(x)
+        .u64(gate)
+        .u64(up)
+        .u64(out)
+        .i32(int("gated product", x_stride)?)
+        .i32(int("gated product", weight_stride)?)
+        .i32(int("gated product", out_stride)?)
+        .i32(int("gated product", rows)?)
+        .i32(int("gated product", outputs)?)
+        .i32(int("gated product", inputs)?)
+        .i32(call.activation as i32);
+    let launch = tile.launch("gated product", rows.div_ceil(tile.rows()), outputs.div_ceil(GATED_COLUMNS))?;
+    gpu.launch(&gpu.function("gemm", name)?, launch, arguments)
+}
+
+/// Where the parts of a product lie; a bias that is not there is at 0.
+pub(crate) struct Addresses {
+    pub(crate) x: u64,
+    pub(crate) weight: u64,
+    pub(crate) bias: u64,
+    pub(crate) out: u64,
+}
+
+impl Product<'_> {
+    /// The addresses, once the slices hold what the product touches.
+    pub(crate) fn addresses(&self) -> Result<Addresses> {
+        let element = self.output.element();
+        Ok(Addresses {
+            x: operand(OPERATION, "x's size in bytes", self.x, self.rows, self.x_stride, self.inputs)?,
+            weight: operand(
+                OPERATION,
+                "the weight's size in bytes",
+                self.weight,
+                self.outputs,
+                self.weight_stride,
+                self.inputs,
+            )?,
+            bias: match self.bias {
+                Some(bias) => bias.expect(OPERATION, "the bias's size in bytes", self.outputs * element)?,
+                None => 0,
+            },
+            out: result(OPERATION, self.out, self.rows, self.out_stride, self.outputs, element)?,
+        })
+    }
+}
+
+/// How many rows a block computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TileRows {
+    /// 128: each operand read serves the most products.
+    Large,
+    /// 64: twice the blocks where there are fewer large tiles than multiprocessors.
+    Small,
+}
+
+impl TileRows {
+    fn of(gpu: &Gpu, rows: usize, column_tiles: usize) -> Self {
+        let large = rows.div_ceil(Self::Large.rows()).saturating_mul(column_tiles);
+        if rows <= 64 || large <= gpu.properties().multiprocessors as usize { Self::Small } else { Self::Large }
+    }
+
+    pub(crate) fn rows(self) -> usize {
+        match self {
+            Self::Large => 128,
+            Self::Small => 64,
+        }
+    }
+
+    /// Three stages of 64 columns of the tile's rows of x and of 128 rows of weights.
+    pub(crate) fn launch(self, operation: &'static str, row_tiles: usize, column_tiles: usize) -> Result<Launch> {
+        let tiles = int(operation, row_tiles.checked_mul(column_tiles).ok_or(Error::SizeOverflow)?)?;
+        let shared_bytes = 3 * (self.rows() + COLUMNS) * 64 * 2;
+        Ok(Launch { grid: [tiles as u32, 1, 1], threads: THREADS, shared_bytes: shared_bytes as u32 })
+    }
+}
+
+/// The address of an operand: `rows` rows of `width` bfloat16, `stride` elements apart, which the kernels read in
+/// pieces of 16 bytes.
+pub(crate) fn operand(
+    operation: &'static str,
+    what: &'static str,
+    slice: Slice<'_>,
+    rows: usize,
+    stride: usize,
+    width: usize,
+) -> Result<u64> {
+    multiple(operation, "the summed dimension (needed: a multiple of)", width, 8)?;
+    multiple(operation, "the stride of an operand's rows (needed: a multiple of)", stride, 8)?;
+    if width == 0 {
+        return Err(Error::Shape { operation, what: "the summed dimension", expected: 8, found: 0 });
+    }
+    // The kernels count pieces of an operand in 32 bits.
+    if u32::try_from(rows.checked_mul(stride / 8).ok_or(Error::SizeOverflow)?).is_err() {
+        return Err(Error::SizeOverflow);
+    }
+    let address = slice.expect(operation, what, strided_bytes(operation, rows, stride, width, 2)?)?;
+    multiple(operation, "the address of an operand (needed: a multiple of)", address as usize, 16)?;
+    Ok(address)
+}
+
+/// The address of a result: `rows` rows of `width` elements, `stride` apart, which the kernels write in pairs.
+pub(crate) fn result(
+    operation: &'static str,
+    slice: Slice<'_>,
+    rows: usize,
+    stride: usize,
+    width: usize,
+    element: usize,
+) -> Result<u64> {
+    let bytes = strided_bytes(operation, rows, stride, width, element)?;
+    let address = slice.expect(operation, "the result's size in bytes", bytes)?;
+    multiple(operation, "the address of a result (needed: a multiple of)", address as usize, 16)?;
+    Ok(address)
+}
+
+/// Bytes from the start of the first row to the end of the last.
+pub(crate) fn strided_bytes(
+    operation: &'static str,
+    rows: usize,
+    stride: usize,
+    width: usize,
+    element: usize,
+) -> Result<usize> {
+    if stride < width {
+        return Err(Error::Shape { operation, what: "the stride of rows", expected: width, found: stride });
+    }
+    if rows == 0 {
+        return Ok(0);
+    }
+    let elements = (rows - 1).checked_mul(stride).and_then(|before| before.checked_add(width));
+    elements.and_then(|count| count.checked_mul(element)).ok_or(Error::SizeOverflow)
+}
+
+pub(crate) fn multiple(operation: &'static str, what: &'static str, found: usize, of: usize) -> Result<()> {
+    if found.is_multiple_of(of) { Ok(()) } else { Err(Error::Shape { operation, what, expected: of, found }) }
+}
+
+/// A size as the kernels take it.
+pub(crate) fn int(operation: &'static str, size: usize) -> Result<i32> {
+    let limit = i32::MAX as usize;
+    i32::try_from(size).map_err(|_| Error::Shape {
+        operation,
+        what: "a size that has to be at most the other number",
+        expected: limit,
+        found: size,
+    })
+}
