@@ -1,0 +1,173 @@
+// Root-mean-square norm of F32 rows, and the same with the result added to the residual stream.
+//
+//   out[i, j] = x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]              (rmsnorm: F32, BF16 or SPLIT)
+//   residual[i, j] += the same                                                        (rmsnorm_add: F32, in place)
+//
+// x [rows, runs * width] with rows `x_stride` elements apart: each run of `width` (a head of a query, say) has its own
+// mean. weight [width] F32; out and residual [rows, runs * width].
+//
+// Bound: latency. One row of 2,048 is 8 KiB and stands between two products many times a token, so a row is read once,
+// in one 16-byte load a thread where it fits, stays in registers, and passes a single barrier; the weights (constant)
+// are on their way before the kernel before has ended. Runs of up to 256 take one warp each and no barrier. Widths that
+// are not a multiple of 4, or above 16,384, take the plain kernel, which reads the row twice.
+//
+// The order of sums is a function of the width alone.
+
+#include "common/device.cuh"
+
+struct Run {
+    const float *x;       // its first element
+    size_t row;           // of the output
+    size_t column;        // of its first element in that row
+    size_t output_width;  // of a row of the output
+};
+
+__device__ __forceinline__ Run find_run(const float *x, size_t x_stride, int runs, int width, size_t index) {
+    const size_t row = index / runs, run = index % runs;
+    return {x + row * x_stride + run * width, row, run * width, size_t(runs) * width};
+}
+
+__device__ __forceinline__ float sum_of_squares(float4 v) {
+    return fmaf(v.x, v.x, v.y * v.y) + fmaf(v.z, v.z, v.w * v.w);
+}
+
+__device__ __forceinline__ float4 scaled(float4 v, float factor, float4 w) {
+    return {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w};
+}
+
+__device__ __forceinline__ float inverse_root(float sum, int width, float epsilon) {
+    return 1.0f / sqrtf(sum / float(width) + epsilon);
+}
+
+__device__ __forceinline__ void store_four(void *out, int form, const Run &run, int column, float4 v) {
+    const size_t place = run.column + column;
+    if (form == F32) {
+        *reinterpret_cast<float4 *>(static_cast<float *>(out) + run.row * run.output_width + place) = v;
+    } else if (form == BF16) {
+        *reinterpret_cast<uint2 *>(static_cast<bf16 *>(out) + run.row * run.output_width + place) =
+            make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+    } else {
+        const Split a = split(v.x), b = split(v.y), c = split(v.z), d = split(v.w);
+        bf16 *to = static_cast<bf16 *>(out) + run.row * 2 * run.output_width + place;
+        *reinterpret_cast<uint2 *>(to) = make_uint2(pack(a.high, b.high), pack(c.high, d.high));
+        *reinterpret_cast<uint2 *>(to + run.output_width) = make_uint2(pack(a.low, b.low), pack(c.low, d.low));
+    }
+}
+
+// A run for each group of LANES threads (a warp, or the whole block), VECTORS times four elements a thread.
+template <int THREADS, int LANES, int VECTORS, bool ADD>
+__device__ __forceinline__ void normalize(const float *__restrict__ x, size_t x_stride,
+                                          const float *__restrict__ weight, void *__restrict__ out, int form, int rows,
+                                          int runs, int width, float epsilon) {
+    static_assert(LANES == WARP || LANES == THREADS, "a run takes a warp or a block");
+    let_next_kernel_start();
+    const int lane = threadIdx.x % LANES, vectors = width / 4;
+    float4 w[VECTORS], v[VECTORS], before[ADD ? VECTORS : 1];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int vector = lane + i * LANES;
+        w[i] = vector < vectors ? reinterpret_cast<const float4 *>(weight)[vector] : float4{};
+    }
+    wait_for_previous_kernel();
+    const size_t index = size_t(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
+    // Whole warps leave where a block holds several runs; a run that takes the block is never past the end.
+    if (index >= size_t(rows) * runs) return;
+    const Run run = find_run(x, x_stride, runs, width, index);
+    float *residual = static_cast<float *>(out) + run.row * run.output_width + run.column;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int vector = lane + i * LANES;
+        v[i] = vector < vectors ? reinterpret_cast<const float4 *>(run.x)[vector] : float4{};
+        if constexpr (ADD) before[i] = vector < vectors ? reinterpret_cast<float4 *>(residual)[vector] : float4{};
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) sum += sum_of_squares(v[i]);
+    sum = warp_sum(sum);
+    if constexpr (LANES > WARP) {
+        constexpr int WARPS = THREADS / WARP;
+        __shared__ __align__(16) float partial[WARPS];
+        if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = sum;
+        __syncthreads();
+        float4 sums{};
+#pragma unroll
+        for (int i = 0; i < WARPS / 4; i++) {
+            const float4 four = reinterpret_cast<const float4 *>(partial)[i];
+            sums = {sums.x + four.x, sums.y + four.y, sums.z + four.z, sums.w + four.w};
+        }
+        sum = (sums.x + sums.y) + (sums.z + sums.w);
+    }
+    const float factor = inverse_root(sum, width, epsilon);
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int vector = lane + i * LANES;
+        if (vector >= vectors) continue;
+        const float4 y = scaled(v[i], factor, w[i]);
+        if constexpr (ADD) {
+            const float4 r = before[i];
+            reinterpret_cast<float4 *>(residual)[vector] = {r.x + y.x, r.y + y.y, r.z + y.z, r.w + y.w};
+        } else {
+            store_four(out, form, run, vector * 4, y);
+        }
+    }
+}
+
+// Any width: the row is read once for the sum and once for the result.
+template <bool ADD>
+__device__ __forceinline__ void normalize_any(const float *__restrict__ x, size_t x_stride,
+                                              const float *__restrict__ weight, void *__restrict__ out, int form,
+                                              int runs, int width, float epsilon) {
+    constexpr int THREADS = 256;
+    __shared__ float scratch[THREADS / WARP];
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const Run run = find_run(x, x_stride, runs, width, blockIdx.x);
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < width; i += THREADS) sum = fmaf(run.x[i], run.x[i], sum);
+    const float factor = inverse_root(block_sum<THREADS / WARP>(sum, scratch), width, epsilon);
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float y = run.x[i] * factor * weight[i];
+        const size_t column = run.column + i;
+        if constexpr (ADD) {
+            static_cast<float *>(out)[run.row * run.output_width + column] += y;
+        } else if (form == F32) {
+            store<F32>(out, run.row, run.output_width, column, y);
+        } else if (form == BF16) {
+            store<BF16>(out, run.row, run.output_width, column, y);
+        } else {
+            store<SPLIT>(out, run.row, run.output_width, column, y);
+        }
+    }
+}
+
+// A kernel's name ends in the largest width it takes.
+#define RMSNORM(LARGEST, THREADS, LANES, VECTORS)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        rmsnorm_##LARGEST(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight,              \
+                          void *__restrict__ out, int form, int rows, int runs, int width, float epsilon) {            \
+        normalize<THREADS, LANES, VECTORS, false>(x, x_stride, weight, out, form, rows, runs, width, epsilon);         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        rmsnorm_add_##LARGEST(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight,          \
+                              void *__restrict__ residual, int form, int rows, int runs, int width, float epsilon) {   \
+        normalize<THREADS, LANES, VECTORS, true>(x, x_stride, weight, residual, form, rows, runs, width, epsilon);     \
+    }
+
+RMSNORM(256, 128, 32, 2)
+RMSNORM(1024, 256, 256, 1)
+RMSNORM(2048, 512, 512, 1)
+RMSNORM(4096, 512, 512, 2)
+RMSNORM(8192, 512, 512, 4)
+RMSNORM(16384, 512, 512, 8)
+
+extern "C" __global__ void __launch_bounds__(256)
+    rmsnorm_any(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out,
+                int form, int, int runs, int width, float epsilon) {
+    normalize_any<false>(x, x_stride, weight, out, form, runs, width, epsilon);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rmsnorm_add_any(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight,
+                    void *__restrict__ residual, int form, int, int runs, int width, float epsilon) {
+    normalize_any<true>(x, x_stride, weight, residual, form, runs, width, epsilon);
+}

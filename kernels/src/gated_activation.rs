@@ -1,0 +1,91 @@
+//! The gated half of a feed-forward block: the launcher of `cuda/gated_activation.cu`.
+
+use crate::{
+    Error, Form, Gpu, Result, Slice,
+    add::{int, row_grid},
+    launch::{Arguments, Launch},
+};
+
+/// The activation of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu = 0,
+    /// GELU in its tanh form.
+    GeluTanh = 1,
+}
+
+/// What [`gated_activation`] works on.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedActivation<'a> {
+    /// Rows of `width` elements in `input_form`, `gate_stride` apart.
+    pub gate: Slice<'a>,
+    /// From one row of `gate` to the next, in elements.
+    pub gate_stride: usize,
+    /// Rows of `width` elements in `input_form`, `up_stride` apart. It may be the second half of `gate`'s buffer.
+    pub up: Slice<'a>,
+    /// From one row of `up` to the next, in elements.
+    pub up_stride: usize,
+    /// How `gate` and `up` are stored: F32 or bfloat16.
+    pub input_form: Form,
+    /// `[rows, width]` in `form`; not the memory of `gate` or `up`.
+    pub out: Slice<'a>,
+    /// How `out` is stored.
+    pub form: Form,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row of `out`.
+    pub width: usize,
+    /// The activation.
+    pub activation: Activation,
+}
+
+const THREADS: usize = 128;
+
+/// `out[i, j] = act(gate[i, j]) * up[i, j]`.
+///
+/// # Errors
+/// A slice is too small, rows overlap, the input's form is [`Form::Split`], or the launch fails.
+pub fn gated_activation(gpu: &Gpu, call: &GatedActivation<'_>) -> Result<()> {
+    const NAME: &str = "gated activation";
+    let GatedActivation { gate_stride, up_stride, input_form, form, rows, width, .. } = *call;
+    let input = |slice: Slice<'_>, what: &'static str, stride: usize| {
+        if stride < width {
+            return Err(Error::Shape { operation: NAME, what: "a stride", expected: width, found: stride });
+        }
+        let before = rows.saturating_sub(1).checked_mul(stride).ok_or(Error::SizeOverflow)?;
+        let elements = if rows == 0 { 0 } else { before.checked_add(width).ok_or(Error::SizeOverflow)? };
+        slice.expect(NAME, what, input_form.bytes(1, elements)?)
+    };
+    let gate = input(call.gate, "the gate in bytes", gate_stride)?;
+    let up = input(call.up, "up in bytes", up_stride)?;
+    let out = call.out.expect(NAME, "the output in bytes", form.bytes(rows, width)?)?;
+    let vector = match input_form {
+        Form::F32 => 4,
+        Form::Bf16 => 8,
+        Form::Split => {
+            return Err(Error::Unsupported { operation: NAME, what: "an input in two parts".to_owned() });
+        }
+    };
+    let aligned = [gate, up, out].iter().all(|address| address.is_multiple_of(16))
+        && [gate_stride, up_stride, width].iter().all(|size| size.is_multiple_of(vector));
+    let (name, vector) = match (input_form, aligned) {
+        (Form::F32, true) => ("gated_activation_f32", vector),
+        (Form::F32, false) => ("gated_activation_f32_any", 1),
+        (_, true) => ("gated_activation_bf16", vector),
+        (_, false) => ("gated_activation_bf16_any", 1),
+    };
+    let arguments = Arguments::new()
+        .u64(gate)
+        .u64(gate_stride as u64)
+        .u64(up)
+        .u64(up_stride as u64)
+        .u64(out)
+        .i32(form as i32)
+        .i32(int(rows)?)
+        .i32(int(width)?)
+        .i32(call.activation as i32);
+    let launch =
+        Launch { grid: row_grid(width.div_ceil(vector), THREADS, rows)?, threads: THREADS as u32, shared_bytes: 0 };
+    gpu.launch(&gpu.function("gated_activation", name)?, launch, arguments)
+}

@@ -1,0 +1,43 @@
+//! Picking rows by numbers on the device: the launcher of `cuda/gather_rows.cu`.
+
+use crate::{
+    Form, Gpu, Result, Slice,
+    add::{by_vectors, int, row_grid},
+    launch::{Arguments, Launch},
+};
+
+/// What [`gather_rows`] works on.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherRows<'a> {
+    /// `[x_rows, width]` in F32.
+    pub x: Slice<'a>,
+    /// Rows of `x`.
+    pub x_rows: usize,
+    /// `[count]` of i32.
+    pub rows: Slice<'a>,
+    /// `[count, width]` in F32; not the memory of `x`.
+    pub out: Slice<'a>,
+    /// How many rows are picked.
+    pub count: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+const THREADS: usize = 256;
+
+/// `out[i] = x[rows[i]]`; zeros for a number outside `0..x_rows`.
+///
+/// # Errors
+/// A slice is too small, or the launch fails.
+pub fn gather_rows(gpu: &Gpu, call: &GatherRows<'_>) -> Result<()> {
+    const NAME: &str = "gather rows";
+    let GatherRows { x_rows, count, width, .. } = *call;
+    let x = call.x.expect(NAME, "the input in bytes", Form::F32.bytes(x_rows, width)?)?;
+    let rows = call.rows.expect(NAME, "the row numbers in bytes", Form::F32.bytes(count, 1)?)?;
+    let out = call.out.expect(NAME, "the output in bytes", Form::F32.bytes(count, width)?)?;
+    let vectors = by_vectors(width, &[x, out]);
+    let (name, per_row) = if vectors { ("gather_rows", width / 4) } else { ("gather_rows_any", width) };
+    let arguments = Arguments::new().u64(x).u64(rows).u64(out).i32(int(x_rows)?).i32(int(count)?).i32(int(width)?);
+    let launch = Launch { grid: row_grid(per_row, THREADS, count)?, threads: THREADS as u32, shared_bytes: 0 };
+    gpu.launch(&gpu.function("gather_rows", name)?, launch, arguments)
+}

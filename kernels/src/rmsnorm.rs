@@ -1,0 +1,118 @@
+//! Root-mean-square norm, alone or added to the residual stream: the launchers of `cuda/rmsnorm.cu`.
+
+use crate::{
+    Error, Form, Gpu, Result, Slice,
+    add::{by_vectors, int},
+    launch::{Arguments, Launch},
+};
+
+/// What [`rmsnorm`] works on.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm<'a> {
+    /// Rows of `runs * width` elements in F32, `x_stride` elements apart.
+    pub x: Slice<'a>,
+    /// From the start of one row of `x` to the next, in elements: `runs * width` where rows follow each other.
+    pub x_stride: usize,
+    /// `[width]` in F32; constant: it may be read before the kernel before has ended.
+    pub weight: Slice<'a>,
+    /// `[rows, runs * width]` in `form`; not the memory of `x`.
+    pub out: Slice<'a>,
+    /// How `out` is stored.
+    pub form: Form,
+    /// Rows.
+    pub rows: usize,
+    /// Runs of a row that are normed each for itself (heads); 1 for a norm of the row.
+    pub runs: usize,
+    /// Elements of a run.
+    pub width: usize,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// What [`rmsnorm_add`] works on.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormAdd<'a> {
+    /// `[rows, width]` in F32.
+    pub x: Slice<'a>,
+    /// `[width]` in F32; constant: it may be read before the kernel before has ended.
+    pub weight: Slice<'a>,
+    /// `[rows, width]` in F32: the sums. Not the memory of `x`.
+    pub residual: Slice<'a>,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+/// `out[i, j] = x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]`, the mean over each run of `width` elements.
+///
+/// # Errors
+/// A slice is too small, the rows of `x` overlap, or the launch fails.
+pub fn rmsnorm(gpu: &Gpu, call: &RmsNorm<'_>) -> Result<()> {
+    norm(gpu, "rmsnorm", call, false)
+}
+
+/// `residual[i, j] += x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]`: a norm behind a block, and the block's sum.
+///
+/// # Errors
+/// A slice is too small, or the launch fails.
+pub fn rmsnorm_add(gpu: &Gpu, call: &RmsNormAdd<'_>) -> Result<()> {
+    let RmsNormAdd { x, weight, residual, rows, width, epsilon } = *call;
+    let (out, form) = (residual, Form::F32);
+    norm(
+        gpu,
+        "rmsnorm and add",
+        &RmsNorm { x, x_stride: width, weight, out, form, rows, runs: 1, width, epsilon },
+        true,
+    )
+}
+
+/// The kernels by the largest width they take: its name, that of the sum, threads of a block, runs of a block.
+const BY_WIDTH: [(usize, &str, &str, u32, usize); 6] = [
+    (256, "rmsnorm_256", "rmsnorm_add_256", 128, 4),
+    (1024, "rmsnorm_1024", "rmsnorm_add_1024", 256, 1),
+    (2048, "rmsnorm_2048", "rmsnorm_add_2048", 512, 1),
+    (4096, "rmsnorm_4096", "rmsnorm_add_4096", 512, 1),
+    (8192, "rmsnorm_8192", "rmsnorm_add_8192", 512, 1),
+    (16384, "rmsnorm_16384", "rmsnorm_add_16384", 512, 1),
+];
+/// The kernels of any width.
+const ANY_WIDTH: (&str, &str, u32, usize) = ("rmsnorm_any", "rmsnorm_add_any", 256, 1);
+
+fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, adds: bool) -> Result<()> {
+    let RmsNorm { x_stride, form, rows, runs, width, epsilon, .. } = *call;
+    let row_width = runs.checked_mul(width).ok_or(Error::SizeOverflow)?;
+    if x_stride < row_width {
+        return Err(Error::Shape { operation, what: "the stride", expected: row_width, found: x_stride });
+    }
+    let elements = match rows.checked_sub(1) {
+        Some(before) => {
+            before.checked_mul(x_stride).and_then(|n| n.checked_add(row_width)).ok_or(Error::SizeOverflow)?
+        }
+        None => 0,
+    };
+    let x = call.x.expect(operation, "the input in bytes", Form::F32.bytes(1, elements)?)?;
+    let weight = call.weight.expect(operation, "the weight in bytes", Form::F32.bytes(1, width)?)?;
+    let out = call.out.expect(operation, "the output in bytes", form.bytes(rows, row_width)?)?;
+    // The choice looks at the width and at addresses of the model's own layout, never at the number of rows.
+    let vectors = by_vectors(width, &[x, weight, out]) && x_stride.is_multiple_of(4);
+    let fitting = BY_WIDTH.iter().find(|(largest, ..)| vectors && width <= *largest);
+    let (alone, with_sum, threads, runs_of_block) =
+        fitting.map_or(ANY_WIDTH, |&(_, alone, with_sum, threads, runs)| (alone, with_sum, threads, runs));
+    let blocks = rows.checked_mul(runs).ok_or(Error::SizeOverflow)?.div_ceil(runs_of_block);
+    let grid = [int(blocks)? as u32, 1, 1];
+    let arguments = Arguments::new()
+        .u64(x)
+        .u64(x_stride as u64)
+        .u64(weight)
+        .u64(out)
+        .i32(form as i32)
+        .i32(int(rows)?)
+        .i32(int(runs)?)
+        .i32(int(width)?)
+        .f32(epsilon);
+    let function = gpu.function("rmsnorm", if adds { with_sum } else { alone })?;
+    gpu.launch(&function, Launch { grid, threads, shared_bytes: 0 }, arguments)
+}
