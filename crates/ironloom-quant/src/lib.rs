@@ -4,7 +4,9 @@
 mod error;
 pub mod formats;
 pub mod packed;
+pub mod tiles;
 
 pub use error::{Error, Result};
 pub use formats::{pack, unpack};
 pub use packed::{PackedMatrix, Product, WeightFormat, matmul};
+pub use tiles::{DeviceFormat, TileFormat, TiledMatrix};
