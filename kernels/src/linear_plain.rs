@@ -56,7 +56,8 @@ pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
     let (n, rows) = (size(OPERATION, "rows of x", n)?, size(OPERATION, "output features", rows)?);
     let cols = size(OPERATION, "input features", cols)?;
     let function = gpu.function(OPERATION, name)?;
-    let arguments = Arguments::new().u64(out).u64(matrix).u64(x).u64(bias).i32(n).i32(rows).i32(cols).i32(i32::from(add));
+    let arguments =
+        Arguments::new().u64(out).u64(matrix).u64(x).u64(bias).i32(n).i32(rows).i32(cols).i32(i32::from(add));
     gpu.launch(&function, Launch { grid, threads: 32 * WARPS_PER_BLOCK as u32, shared_bytes: 0 }, arguments)
 }
 
