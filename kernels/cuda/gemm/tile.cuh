@@ -26,8 +26,8 @@ template <int ROWS_> struct Tile {
     static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
     static constexpr int WARP_ROWS = ROWS / 2, WARP_COLUMNS = COLUMNS / 2;
     static constexpr int ROW_BLOCKS = WARP_ROWS / 16, COLUMN_BLOCKS = WARP_COLUMNS / 8, STEPS = DEPTH / 16;
-    // Two blocks share a multiprocessor, so that one multiplies while the other waits.
-    static constexpr int BLOCKS = 2;
+    // Two blocks share a multiprocessor (three of the small ones), so that one multiplies while the other waits.
+    static constexpr int BLOCKS = ROWS == 128 ? 2 : 3;
 
     float sums[ROW_BLOCKS][COLUMN_BLOCKS][4];
 
