@@ -71,7 +71,7 @@ __device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__
 }
 
 #define LINEAR_PLAIN(name, Format)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(WARPS_PER_BLOCK * WARP)                                                     \
+    extern "C" __global__ void __launch_bounds__(WARPS_PER_BLOCK * WARP, 4)                                                  \
         linear_plain_##name(float *out, const uint8_t *__restrict__ matrix, const bf16 *__restrict__ x,                      \
                             const float *__restrict__ bias, int n, int rows, int cols, int add) {                            \
         multiply<blocks::Format>(out, matrix, x, bias, n, rows, cols, add);                                                  \
