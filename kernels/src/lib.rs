@@ -18,18 +18,50 @@
 //! ```
 #![deny(missing_docs)]
 
+mod add;
+mod advance;
+mod argmax;
 mod buffer;
+mod cublaslt;
+mod dequantize;
 mod driver;
+mod embedding;
 mod error;
 mod form;
+mod gated_activation;
+mod gather_rows;
+mod gemm;
 mod gpu;
 mod graph;
 mod images;
 mod launch;
+mod linear_plain;
+mod mapped;
+mod rmsnorm;
+mod rope_phases;
+mod route_experts;
+mod routed;
+mod weights;
 
+pub use add::{AddGatedRows, add, add_bias, add_gated_rows, convert, scale};
+pub use advance::{Advance, Report, advance};
+pub use argmax::{Argmax, argmax, argmax_workspace};
 pub use buffer::{Buffer, Slice};
+pub use cublaslt::{Algorithm, CublasLt};
+pub use dequantize::{Dequantize, dequantize};
+pub use embedding::{Embedding, embedding};
 pub use error::{Error, Result};
 pub use form::Form;
+pub use gated_activation::{Activation, GatedActivation, gated_activation};
+pub use gather_rows::{GatherRows, gather_rows};
+pub use gemm::{GatedProduct, Output, Product, gemm, gemm_gated};
 pub use gpu::{Gpu, Properties};
 pub use graph::{Event, Graph};
 pub use images::{Image, images};
+pub use linear_plain::{LinearPlain, linear_plain};
+pub use mapped::Mapped;
+pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
+pub use rope_phases::{RopePhases, rope_phases};
+pub use route_experts::{RouteExperts, route_experts};
+pub use routed::{RoutedCombine, RoutedDown, RoutedGated, RoutedSort, routed_combine, routed_down, routed_gated, routed_sort};
+pub use weights::{TileFormat, WeightLayout};

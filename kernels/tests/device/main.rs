@@ -4,7 +4,21 @@ use half::bf16;
 use ironloom_core::Philox;
 use ironloom_kernels::{Buffer, Error, Gpu};
 
+mod add;
+mod advance;
+mod argmax;
+mod cublaslt;
+mod dequantize;
+mod embedding;
+mod gated_activation;
+mod gather_rows;
+mod gemm;
+mod linear_plain;
 mod memory;
+mod rmsnorm;
+mod rope_phases;
+mod route_experts;
+mod routed;
 
 /// The first device; none where there is no driver or card.
 pub fn gpu() -> Option<Gpu> {
