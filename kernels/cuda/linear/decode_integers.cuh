@@ -1,0 +1,119 @@
+// Four-bit integers: Int4 with one scale for 64 columns, Q4_0 and Q4_1 with one for 32, Q4_1 with a minimum besides.
+//
+// Two codes of a word, 16 bits apart, or'ed into the mantissa of 128 are 128 + q as bfloat16; the subtraction of 128 + zero
+// point is exact. For two weights a shift (none for the first of four), one logical operation and one subtraction: 0.9 integer
+// operations a weight where the memory leaves time for 1.9.
+#pragma once
+
+#include "tiled.cuh"
+
+namespace linear {
+
+// Q - ZERO_POINT for codes in the spread order of tiles.cuh.
+template <int ZERO_POINT> struct SpreadDecoder : NoTable {
+    using NoTable::NoTable;
+    static constexpr uint32_t OFFSET = (0x4300u + ZERO_POINT) * 0x10001u;  // 128 + ZERO_POINT, twice
+
+    __device__ __forceinline__ void fragments(uint32_t (&a)[4][4], const uint4 &codes) const {
+        const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                a[step][i] = subtract((words[step] >> (4 * i) & 0x000f000f) | 0x43004300, OFFSET);
+            }
+        }
+    }
+};
+
+template <class Layout> struct FourBits : Tiled<Layout> {
+    using typename Tiled<Layout>::Record;
+    using Chunk = uint4;  // a word a step
+    __host__ __device__ static constexpr int ahead(int) { return 8; }
+    __host__ __device__ static constexpr int operand_ring(int) { return 4; }
+
+    __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
+        to = load_streaming(record.codes + chunk * Layout::CODE_BYTES + threadIdx.x % WARP * 16);
+    }
+};
+
+struct Int4 : FourBits<tiles::Int4> {
+    static constexpr int BLOCKS = 1;
+    using Decoder = SpreadDecoder<8>;
+    using FourBits::load;
+
+    struct Scales {
+        uint4 upper, lower;  // f32 of four chunks
+    };
+
+    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
+        const uint8_t *scales = record.scales(held);
+        to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
+    }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1], const Scales &scales, int chunk) {
+        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
+        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
+        scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
+    }
+};
+
+struct Q4_0 : FourBits<tiles::Q4_0> {
+    static constexpr int BLOCKS = 2;
+    using Decoder = SpreadDecoder<8>;
+    using FourBits::load;
+
+    struct Scales {
+        uint4 upper, lower;  // eight FP16
+    };
+
+    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
+        const uint8_t *scales = record.scales(held);
+        to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
+    }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2], const Scales &scales, int chunk) {
+        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
+        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
+        const float2 of_upper = halves(upper[chunk]), of_lower = halves(lower[chunk]);
+        scale[0] = {of_upper.x, of_lower.x};
+        scale[1] = {of_upper.y, of_lower.y};
+    }
+};
+
+struct Q4_1 : FourBits<tiles::Q4_1> {
+    static constexpr int BLOCKS = 2;
+    __host__ __device__ static constexpr int ahead(int) { return 4; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
+    static constexpr bool HAS_MINIMUM = true;
+    using Decoder = SpreadDecoder<0>;
+    using FourBits::load;
+
+    struct Scales {
+        uint4 upper[2], lower[2];  // eight pairs (d, m)
+    };
+
+    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
+        const uint8_t *scales = record.scales(held);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            to.upper[half] = load_constant(scales + lane / 4 * 32 + half * 16);
+            to.lower[half] = load_constant(scales + (lane / 4 + 8) * 32 + half * 16);
+        }
+    }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2], const Scales &scales,
+                                                     int chunk) {
+        const uint4 upper = scales.upper[chunk / 2], lower = scales.lower[chunk / 2];
+        const uint32_t of_upper[2] = {chunk % 2 ? upper.z : upper.x, chunk % 2 ? upper.w : upper.y};
+        const uint32_t of_lower[2] = {chunk % 2 ? lower.z : lower.x, chunk % 2 ? lower.w : lower.y};
+#pragma unroll
+        for (int block = 0; block < 2; block++) {
+            const float2 above = halves(of_upper[block]), below = halves(of_lower[block]);
+            scale[block] = {above.x, below.x};
+            minimum[block] = {above.y, below.y};
+        }
+    }
+};
+
+}  // namespace linear

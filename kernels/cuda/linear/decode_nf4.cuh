@@ -1,0 +1,87 @@
+// NF4: a byte of two codes becomes two bfloat16 levels by a table in shared memory.
+//
+// The table has an entry of a pair for each of the 256 bytes, once in each of the 32 banks, so that a warp's reads never
+// meet. Entries lie 256 bytes apart: byte << 8 | lane << 2 is then ONE byte permutation of the word of codes and the lane, and
+// a pair costs that and one read, half an integer operation and half a read a weight. At 4.3 TB/s there is time for 1.9 of the
+// one and 1.0 of the other. Entries 128 bytes apart need a shift and a logical operation; permutations alone (sixteen levels of
+// two bytes each, looked up in two halves) take 2.6 a weight, more than there is time for.
+//
+// Filling the table is 64 stores of a warp, 0.15 us, while the first codes are on their way and the kernel before ends.
+// The levels are those of QLoRA rounded to bfloat16: relative changes of up to 2^-9, a fortieth of NF4's own error.
+#pragma once
+
+#include "tiled.cuh"
+
+namespace linear {
+
+struct Nf4 : Tiled<tiles::Nf4> {
+    static constexpr int BLOCKS = 1;
+    __host__ __device__ static constexpr int ahead(int) { return 8; }
+    __host__ __device__ static constexpr int operand_ring(int) { return 4; }
+
+    struct Chunk {
+        uint4 codes;  // a word a step, a byte a register
+    };
+
+    struct Scales {
+        uint4 upper, lower;  // f32 of four chunks
+    };
+
+    __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
+        to.codes = load_streaming(record.codes + chunk * CODE_BYTES + threadIdx.x % WARP * 16);
+    }
+
+    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
+        const uint8_t *scales = record.scales(held);
+        to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
+    }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1], const Scales &scales, int chunk) {
+        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
+        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
+        scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
+    }
+
+    struct Decoder {
+        static constexpr int ENTRY = 256, BYTES = 256 * ENTRY;
+        const uint8_t *table;
+        uint32_t bank;
+
+        // Every thread of the block calls it.
+        __device__ __forceinline__ Decoder(uint8_t *shared, int lane) : table(shared), bank(lane * 4) {
+            for (int entry = threadIdx.x; entry < 256; entry += blockDim.x) {
+                const uint32_t pair = level(entry & 15) | level(entry >> 4) << 16;
+#pragma unroll
+                for (int part = 0; part < 8; part++) {
+                    // Turned by the lane, so that a quarter of a warp writes to all banks.
+                    const int at = entry * ENTRY + (part + lane) % 8 * 16;
+                    *reinterpret_cast<uint4 *>(shared + at) = make_uint4(pair, pair, pair, pair);
+                }
+            }
+            __syncthreads();
+        }
+
+        // Chosen among constants: reading them from memory would take as long as the first codes.
+        __device__ __forceinline__ static uint32_t level(int code) {
+            uint32_t level = tiles::NF4_LEVELS[0];
+#pragma unroll
+            for (int i = 1; i < 16; i++) level = code == i ? tiles::NF4_LEVELS[i] : level;
+            return level;
+        }
+
+        __device__ __forceinline__ uint32_t pair(uint32_t word, int byte) const {
+            return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, bank, 0x7604 | byte << 4));
+        }
+
+        __device__ __forceinline__ void fragments(uint32_t (&a)[4][4], const Chunk &chunk) const {
+            const uint32_t words[4] = {chunk.codes.x, chunk.codes.y, chunk.codes.z, chunk.codes.w};
+#pragma unroll
+            for (int step = 0; step < 4; step++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) a[step][i] = pair(words[step], i);
+            }
+        }
+    };
+};
+
+}  // namespace linear

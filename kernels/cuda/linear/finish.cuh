@@ -1,0 +1,158 @@
+// What a product is asked for and what becomes of its sums: stored, added to a residual, or the gate and the factor of a gated
+// activation, out = act(gate x) * (up x), stored as the operand of the product after it.
+//
+// act is SiLU, x / (1 + e^-x), or the tanh form of GELU, x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+#pragma once
+
+#include "../common/device.cuh"
+#include "../common/tiles.cuh"
+
+namespace linear {
+
+// Rows of x that one tensor-core product serves, and the outputs that it makes.
+constexpr int TILE_ROWS_OF_X = 4;
+constexpr int TILE_OUTPUTS = TILE_ROWS_OF_X * tiles::ROWS;
+
+// As `Then` in linear.rs.
+enum Then { STORE = 0, ADD = 1, GATED_SILU = 2, GATED_GELU_TANH = 3 };
+
+// A row tile of one of the matrices.
+struct Part {
+    const uint8_t *weights;
+    const float *bias;
+    int rows, column, tile;
+};
+
+// The kernels' argument; `Product` in linear.rs is the same.
+struct Product {
+    const uint8_t *weights[3];  // of one format and width; gated: gate and up
+    const float *bias[3];       // [rows], or null
+    const bf16 *x;              // [n, 2, cols]: high parts, low parts
+    void *out;                  // f32 [n, out_width]; gated: bf16 [n, 2, out_width]
+    int rows[3];                // 0 where there is no matrix
+    int column[3];              // of a matrix's first row in out
+    int n, cols, out_width;
+    int then;
+    int split_log2;  // 2^split_log2 warps share the columns of a row tile
+    int padding;
+
+    __device__ __forceinline__ bool gated() const { return then >= GATED_SILU; }
+
+    __device__ __forceinline__ static int tiles_of(int rows) { return (rows + tiles::ROWS - 1) / tiles::ROWS; }
+
+    // What a team does at a time: a row tile of any matrix, or of both of a gated pair.
+    __device__ __forceinline__ int tasks() const {
+        return gated() ? tiles_of(rows[0]) : tiles_of(rows[0]) + tiles_of(rows[1]) + tiles_of(rows[2]);
+    }
+
+    __device__ __forceinline__ Part part(int task, int half) const {
+        if (gated()) {
+            return half == 0 ? Part{weights[0], bias[0], rows[0], 0, task} : Part{weights[1], bias[1], rows[1], 0, task};
+        }
+        const int first = tiles_of(rows[0]), second = first + tiles_of(rows[1]);
+        if (task < first) return {weights[0], bias[0], rows[0], column[0], task};
+        if (task < second) return {weights[1], bias[1], rows[1], column[1], task - first};
+        return {weights[2], bias[2], rows[2], column[2], task - second};
+    }
+
+    __device__ __forceinline__ void skip_rows(int count) {
+        x += size_t(count) * 2 * cols;
+        out = static_cast<uint8_t *>(out) + size_t(count) * out_width * 4;
+        n -= count;
+    }
+};
+
+// A warp's place in the block: teams of warps that share a task, for a gated pair two halves, one on each matrix.
+struct Team {
+    int teams;   // of the block
+    int index;   // of this team
+    int warps;   // of a team
+    int member;  // of the warp in its team
+    int half;    // 1: the second matrix of a gated pair
+    int share;   // which of the warps on its matrix it is
+
+    __device__ __forceinline__ Team(const Product &p, int warp) {
+        const int log2 = p.split_log2 + (p.gated() ? 1 : 0);
+        teams = int(blockDim.x) / WARP >> log2;
+        index = warp >> log2;
+        warps = 1 << log2;
+        member = warp & (warps - 1);
+        half = member >> p.split_log2;
+        share = member & ((1 << p.split_log2) - 1);
+    }
+
+    // A barrier of the team alone.
+    __device__ __forceinline__ void wait() const {
+        asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(warps * WARP) : "memory");
+    }
+};
+
+// Output `slot` of a lane: row (lane / 4) + 8 (slot % 2) of the tile, row 4 (slot / 2) + lane % 4 of x.
+struct Output {
+    int row, of_x;
+
+    __device__ __forceinline__ Output(const Part &part, int lane, int slot)
+        : row(part.tile * tiles::ROWS + lane / 4 + slot % 2 * 8), of_x(slot / 2 * TILE_ROWS_OF_X + lane % 4) {}
+
+    __device__ __forceinline__ bool exists(const Product &p, const Part &part) const {
+        return row < part.rows && of_x < p.n;
+    }
+
+    __device__ __forceinline__ size_t at(const Product &p, const Part &part) const {
+        return size_t(of_x) * p.out_width + part.column + row;
+    }
+};
+
+// What an output starts from: the bias, and for ADD what is there. Asked for early, while the weights are on their way.
+template <int TILES>
+__device__ __forceinline__ float base_of(const Product &p, const Team &team, int task, int lane, int slot) {
+    if (slot >= 2 * TILES || p.gated()) return 0.0f;
+    const Part part = p.part(task, 0);
+    const Output output(part, lane, slot);
+    if (!output.exists(p, part)) return 0.0f;
+    const float bias = part.bias ? part.bias[output.row] : 0.0f;
+    if (p.then != ADD) return bias;
+    return bias + static_cast<const float *>(p.out)[output.at(p, part)];
+}
+
+__device__ __forceinline__ float activation(float x, int then) {
+    if (then == GATED_SILU) return x / (1.0f + expf(-x));
+    const float u = 0.7978846f * fmaf(x * x * x, 0.044715f, x);
+    return x / (1.0f + expf(-2.0f * u));
+}
+
+// Adds the sums of a task's warps in their order and hands them on. `base` is that of the lane's slot `team.member`.
+template <int TILES>
+__device__ __forceinline__ void finish(const Product &p, const Team &team, int task, int lane, const float (&sum)[TILES][2],
+                                       float base, float *exchange) {
+    constexpr int STEP = TILES * TILE_OUTPUTS;  // from one warp's sums to the next's
+    float *of_team = exchange + team.index * team.warps * STEP + lane;
+#pragma unroll
+    for (int nth = 0; nth < TILES; nth++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) of_team[team.member * STEP + (2 * nth + h) * WARP] = sum[nth][h];
+    }
+    team.wait();
+    const int warps = 1 << p.split_log2;
+    for (int slot = team.member; slot < 2 * TILES; slot += team.warps) {
+        const float *first = of_team + slot * WARP;
+        float total = first[0];
+        for (int warp = 1; warp < warps; warp++) total += first[warp * STEP];
+        const Part part = p.part(task, 0);
+        const Output output(part, lane, slot);
+        if (!output.exists(p, part)) continue;
+        if (p.gated()) {
+            const float *second = first + warps * STEP;
+            float factor = second[0];
+            for (int warp = 1; warp < warps; warp++) factor += second[warp * STEP];
+            if (p.bias[0]) total += p.bias[0][output.row];
+            if (p.bias[1]) factor += p.bias[1][output.row];
+            store<SPLIT>(p.out, output.of_x, p.out_width, output.row, activation(total, p.then) * factor);
+        } else {
+            if (slot != team.member) base = base_of<TILES>(p, team, task, lane, slot);
+            static_cast<float *>(p.out)[output.at(p, part)] = base + total;
+        }
+    }
+}
+
+}  // namespace linear

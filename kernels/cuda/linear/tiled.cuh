@@ -1,0 +1,65 @@
+// What the formats in tiles have in common: where a record's codes and scales lie.
+//
+// A format of product.cuh is
+//   ahead, operand_ring      chunks of codes (2, or whole records) and of x (of four rows each) that are on their way at once,
+//                            by groups of four rows: what 128 registers hold
+//   BLOCKS, HAS_MINIMUM      scales of a chunk; whether a block has a minimum besides
+//   Columns                  the order of columns (operand.cuh)
+//   Record, open, advance    a record of a row tile as a lane sees it, and the one some records on in the tile
+//   Chunk, Scales, load      the registers that a chunk's codes and a record's scales come in, and their loads
+//   scales_of                the scales (and minimums) of rows g and g + 8 for the blocks of a chunk
+//   Decoder                  codes to the A registers of four steps; it may fill BYTES of shared memory at the start
+#pragma once
+
+#include "../common/device.cuh"
+#include "../common/tiles.cuh"
+#include "operand.cuh"
+
+namespace linear {
+
+template <class Layout> struct Tiled : Layout {
+    static constexpr bool HAS_MINIMUM = false;
+    using Columns = RunsOfEight;
+
+    struct Record {
+        const uint8_t *codes;
+
+        // Behind the chunks that it holds.
+        __device__ __forceinline__ const uint8_t *scales(int held) const { return codes + held * Layout::CODE_BYTES; }
+    };
+
+    __device__ __forceinline__ static Record open(const uint8_t *matrix, int, int cols, int tile, int record, int) {
+        return {matrix + size_t(tile) * Layout::tile_bytes(cols) + size_t(record) * Layout::RECORD_BYTES};
+    }
+
+    __device__ __forceinline__ static void advance(Record &record, int records) {
+        record.codes += records * Layout::RECORD_BYTES;
+    }
+};
+
+// Decoders that need no memory.
+struct NoTable {
+    static constexpr int BYTES = 0;
+    __device__ __forceinline__ NoTable(uint8_t *, int) {}
+};
+
+// Sixteen bytes of constant data that neighbours read too.
+__device__ __forceinline__ uint4 load_constant(const void *from) { return __ldg(static_cast<const uint4 *>(from)); }
+
+// The two FP16 numbers of a word, and byte `index` of a word, in single precision.
+__device__ __forceinline__ float2 halves(uint32_t word) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(&word));
+}
+
+// 2^23 + byte is exact: one permutation and one addition instead of a conversion, which is four times slower.
+__device__ __forceinline__ float byte_of(uint32_t word, int index) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 | index)) - 8388608.0f;
+}
+
+// a - b of two bfloat16 each: exact for the small integers here.
+__device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
+    const bf16x2 difference = __hsub2(*reinterpret_cast<const bf16x2 *>(&a), *reinterpret_cast<const bf16x2 *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&difference);
+}
+
+}  // namespace linear

@@ -1,0 +1,5 @@
+// Products of few rows with Q4_1 weights: linear/product.cuh says how.
+#include "linear/decode_integers.cuh"
+#include "linear/product.cuh"
+
+LINEAR_KERNELS(linear_q4_1, linear::Q4_1)
