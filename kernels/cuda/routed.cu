@@ -132,40 +132,6 @@ __device__ __forceinline__ void routed_down(const bf16 *x, int x_stride, const i
     });
 }
 
-// Adds to VECTOR columns of a row what its experts give, in ascending order of j.
-template <int VECTOR>
-__device__ __forceinline__ void combine(const float *__restrict__ y, const int *__restrict__ places,
-                                        const float *__restrict__ gates, float *__restrict__ out, int per_row,
-                                        int width) {
-    let_next_kernel_start();
-    wait_for_previous_kernel();
-    const int row = blockIdx.x, column = (blockIdx.y * COMBINE_THREADS + threadIdx.x) * VECTOR;
-    if (column >= width) return;
-    float sums[VECTOR] = {};
-    for (int j = 0; j < per_row; j++) {
-        const int place = places[size_t(row) * per_row + j];
-        if (place < 0) continue;
-        const float gate = gates[size_t(row) * per_row + j];
-        const float *from = y + size_t(place) * width + column;
-        alignas(16) float values[VECTOR];
-        if constexpr (VECTOR == 4) {
-            *reinterpret_cast<float4 *>(values) = *reinterpret_cast<const float4 *>(from);
-        } else {
-            values[0] = from[0];
-        }
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) sums[i] = fmaf(gate, values[i], sums[i]);
-    }
-    float *to = out + size_t(row) * width + column;
-    if constexpr (VECTOR == 4) {
-        float4 total = *reinterpret_cast<float4 *>(to);
-        total.x += sums[0], total.y += sums[1], total.z += sums[2], total.w += sums[3];
-        *reinterpret_cast<float4 *>(to) = total;
-    } else {
-        to[0] += sums[0];
-    }
-}
-
 } // namespace
 
 // One block an expert. It counts the slots of the experts before it, which gives its first place, and then goes over
@@ -239,15 +205,26 @@ static_assert(SORT_WARPS == WARP, "a lane for each warp's count");
 ROUTED(128)
 ROUTED(64)
 
+// Adds to four columns of a row what its experts give, in ascending order of j.
 extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
     routed_combine(const float *__restrict__ y, const int *__restrict__ places, const float *__restrict__ gates,
                    float *__restrict__ out, int per_row, int width) {
-    combine<4>(y, places, gates, out, per_row, width);
-}
-
-// Where a width is not a multiple of four.
-extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
-    routed_combine_any(const float *__restrict__ y, const int *__restrict__ places, const float *__restrict__ gates,
-                       float *__restrict__ out, int per_row, int width) {
-    combine<1>(y, places, gates, out, per_row, width);
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const int row = blockIdx.x, column = (blockIdx.y * COMBINE_THREADS + threadIdx.x) * 4;
+    if (column >= width) return;
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int j = 0; j < per_row; j++) {
+        const int place = places[size_t(row) * per_row + j];
+        if (place < 0) continue;
+        const float gate = gates[size_t(row) * per_row + j];
+        const float4 value = *reinterpret_cast<const float4 *>(y + size_t(place) * width + column);
+        sum.x = fmaf(gate, value.x, sum.x);
+        sum.y = fmaf(gate, value.y, sum.y);
+        sum.z = fmaf(gate, value.z, sum.z);
+        sum.w = fmaf(gate, value.w, sum.w);
+    }
+    float4 *to = reinterpret_cast<float4 *>(out + size_t(row) * width + column);
+    const float4 before = *to;
+    *to = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
 }

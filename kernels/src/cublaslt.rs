@@ -65,8 +65,8 @@ pub struct Algorithm {
 const WORKSPACE_BYTES: usize = 32 << 20;
 /// How many of the library's proposals are looked at.
 const PROPOSALS: usize = 16;
-/// An algorithm has to serve each of these numbers of rows.
-const PROBED_ROWS: [usize; 10] = [1, 2, 3, 17, 64, 100, 512, 1000, 4096, 65_536];
+/// An algorithm has to serve each of these numbers of rows. Fewer go to the kernels for few rows.
+const PROBED_ROWS: [usize; 7] = [17, 64, 100, 512, 1000, 4096, 65_536];
 
 impl CublasLt {
     /// The number of rows for which algorithms are chosen where nothing else is said: the usual chunk of a prompt.
@@ -101,7 +101,7 @@ impl CublasLt {
         self.shared.bind()?;
         let Some(algorithm) = self.algorithm_for(call)? else { return gemm(gpu, call) };
         let problem = Problem::new(&Shape::of(call), call.rows, addresses.bias)?;
-        // Every number of rows that was probed is served. One that is not must not quietly take another order of sums.
+        // Where the algorithm does not serve so few rows, they must not quietly be summed in another order.
         let workspace_bytes = problem.check(self.handle, &algorithm).ok_or_else(|| Error::Unsupported {
             operation: "product by cuBLASLt",
             what: format!("{} rows by the algorithm that serves other numbers of rows", call.rows),

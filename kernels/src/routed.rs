@@ -110,7 +110,7 @@ pub struct RoutedCombine<'a> {
     pub rows: usize,
     /// Experts of a row.
     pub per_row: usize,
-    /// Elements of a row.
+    /// Elements of a row, a multiple of 4.
     pub width: usize,
 }
 
@@ -227,10 +227,10 @@ pub fn routed_combine(gpu: &Gpu, call: &RoutedCombine<'_>) -> Result<()> {
         .u64(out)
         .i32(int(NAME, per_row)?)
         .i32(int(NAME, width)?);
-    let (name, vector) = if width.is_multiple_of(4) { ("routed_combine", 4) } else { ("routed_combine_any", 1) };
-    let grid = [int(NAME, rows)? as u32, int(NAME, width.div_ceil(vector * COMBINE_THREADS))? as u32, 1];
+    multiple(NAME, "the width (needed: a multiple of)", width, 4)?;
+    let grid = [int(NAME, rows)? as u32, int(NAME, width.div_ceil(4 * COMBINE_THREADS))? as u32, 1];
     let launch = Launch { grid, threads: COMBINE_THREADS as u32, shared_bytes: 0 };
-    gpu.launch(&gpu.function("routed", name)?, launch, arguments)
+    gpu.launch(&gpu.function("routed", "routed_combine")?, launch, arguments)
 }
 
 /// Slots of all rows. There has to be an expert.
