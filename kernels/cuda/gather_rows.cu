@@ -21,8 +21,8 @@ __device__ __forceinline__ void gather(const Element *__restrict__ x, const int 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gather_rows(const float *__restrict__ x, const int *__restrict__ rows, float *__restrict__ out, int x_rows, int count,
-                int width) {
+    gather_rows(const float *__restrict__ x, const int *__restrict__ rows, float *__restrict__ out, int x_rows,
+                int count, int width) {
     gather(reinterpret_cast<const float4 *>(x), rows, reinterpret_cast<float4 *>(out), x_rows, count, width / 4);
 }
 
