@@ -2,20 +2,21 @@
 //
 //   out[h] = sum_s softmax_s(scale q[h] . k_s[h / group]) v_s[h / group]      s in max(0, p - window + 1) ..= p
 //
-// q [rows, heads * width] in single precision, keys and values bfloat16 and position-major, out in SPLIT form. A block takes a
-// chunk of one row's history and a kv head, and serves up to 8 query heads of it, so keys and values are read once. How
-// chunks are cut and merged: attention/split_history.cuh. Blocks past a row's last chunk leave at once.
+// q [rows, heads * width] in single precision, keys and values bfloat16 and position-major, out in SPLIT form. A block
+// takes a chunk of one row's history and a kv head, and serves up to 8 query heads of it, so keys and values are read
+// once. How chunks are cut and merged: attention/split_history.cuh. Blocks past a row's last chunk leave at once.
 //
 // Tensor cores do the sums, as with 8 query heads there are 2,048 multiplications for each 512 bytes. Queries and
-// probabilities are taken as two bfloat16 parts (16 bits of mantissa), keys and values are bfloat16 as they are, so products
-// are exact and sums are in single precision: the error is that of the SPLIT form of the output. Keys and values go from global
-// memory to the fragments of `multiply_add` without shared memory: a product's inner index may be permuted at will, so
-// each lane takes 16 bytes of a key row as the pairs of two steps (scores: 16 positions by 8 heads), and of four value rows as the
-// rows of four tiles (sums: 16 elements by 8 heads), where byte permutes bring two positions side by side.
+// probabilities are taken as two bfloat16 parts (16 bits of mantissa), keys and values are bfloat16 as they are, so
+// products are exact and sums are in single precision: the error is that of the SPLIT form of the output. Keys and
+// values go from global memory to the fragments of `multiply_add` without shared memory: a product's inner index may
+// be permuted at will, so each lane takes 16 bytes of a key row as the pairs of two steps (scores: 16 positions by 8
+// heads), and of four value rows as the rows of four tiles (sums: 16 elements by 8 heads), where byte permutes bring
+// two positions side by side.
 //
-// Bound: bytes of keys and values. A warp takes tiles of 16 positions, 8 KiB at width 128, all loads of a tile in flight at
-// once and the next tile's keys with them; at the usual lengths a warp has one tile, and latency decides: one dependent chain
-// position -> keys -> scores -> sums, then the merge.
+// Bound: bytes of keys and values. A warp takes tiles of 16 positions, 8 KiB at width 128, all loads of a tile in
+// flight at once and the next tile's keys with them; at the usual lengths a warp has one tile, and latency decides:
+// one dependent chain position -> keys -> scores -> sums, then the merge.
 #include "attention/split_history.cuh"
 
 constexpr int TILE = 16;
@@ -37,16 +38,16 @@ __device__ __forceinline__ SplitPair split_pair(float a, float b) {
     return {pack(first.high, second.high), pack(first.low, second.low)};
 }
 
-// Rows: lane 4 g + t. Tiles of values: 64 elements of a row are 4 tiles, a lane's 16 bytes being elements 8 g .. 8 g + 8;
-// where 32 are left, 2 tiles, 8 bytes being elements 4 g .. 4 g + 4. Row g of tile i is the lane's element 2 i, row g + 8
-// its element 2 i + 1.
+// Rows: lane 4 g + t. Tiles of values: 64 elements of a row are 4 tiles, a lane's 16 bytes being elements 8 g .. 8 g +
+// 8; where 32 are left, 2 tiles, 8 bytes being elements 4 g .. 4 g + 4. Row g of tile i is the lane's element 2 i, row
+// g + 8 its element 2 i + 1.
 template <int WIDTH> struct Values {
     static constexpr int WIDE = WIDTH / 64, TAIL = WIDTH % 64 / 32;
     uint4 wide[WIDE > 0 ? WIDE : 1][4];
     uint2 tail[4];
 
-    // The positions 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile that starts at `tile`; past the last one, the last again, whose
-    // probability is then zero.
+    // The positions 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile that starts at `tile`; past the last one, the last again,
+    // whose probability is then zero.
     __device__ __forceinline__ void load(const bf16 *__restrict__ values, size_t stride, int tile, int last) {
         const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -96,8 +97,8 @@ template <int WIDTH> struct Keys {
 
 template <int WIDTH> struct Shared {
     union {
-        uint4 queries[2][WIDTH / 32][WARP];        // high parts, low parts: a lane's right operands of two steps
-        float sums[WARPS][HEADS][WIDTH + 2];       // the warps' results; the two spread the banks
+        uint4 queries[2][WIDTH / 32][WARP];   // high parts, low parts: a lane's right operands of two steps
+        float sums[WARPS][HEADS][WIDTH + 2];  // the warps' results; the two spread the banks
     };
     float maximum[WARPS][HEADS], denominator[WARPS][HEADS];
     HeadSums heads;
@@ -110,8 +111,6 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     if (!find_job(call, job)) return;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const size_t stride = size_t(call.kv_heads) * WIDTH;
-    const bf16 *keys_start = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row]) + size_t(job.kv_head) * WIDTH;
-    const bf16 *values_start = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row + 1]) + size_t(job.kv_head) * WIDTH;
     const int last = job.end - 1;
 
     // Loaded before anything else waits: most warps have one tile, and its latency is the kernel's.
@@ -119,15 +118,16 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     Values<WIDTH> values;
     int tile = job.begin + warp * TILE;
     if (tile < job.end) {
-        keys.load(keys_start, stride, tile, last);
-        values.load(values_start, stride, tile, last);
+        keys.load(job.keys, stride, tile, last);
+        values.load(job.values, stride, tile, last);
     }
 
     // The queries, times the scale, in the order of the keys' elements: lane 4 g + t has head g.
     for (int s = warp; s < SEGMENTS; s += WARPS) {
         float q[8] = {};
         if (g < job.group) {
-            const float *from = call.queries + (size_t(job.row) * call.heads + job.first_head + g) * WIDTH + 32 * s + 8 * t;
+            const size_t head = size_t(job.row) * call.heads + job.first_head + g;
+            const float *from = call.queries + head * WIDTH + 32 * s + 8 * t;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const float4 four = *reinterpret_cast<const float4 *>(from + 4 * i);
@@ -163,7 +163,7 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
             }
         }
         const int next = tile + WARPS * TILE;
-        if (next < job.end) keys.load(keys_start, stride, next, last);
+        if (next < job.end) keys.load(job.keys, stride, next, last);
 
         float p[4];
 #pragma unroll
@@ -200,10 +200,11 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
             multiply_add(sums[j], a, high[0], high[1]);
             multiply_add(sums[j], a, low[0], low[1]);
         }
-        if (next < job.end) values.load(values_start, stride, next, last);
+        if (next < job.end) values.load(job.values, stride, next, last);
     }
 
-    // The warps' results become the block's, in the order of warps. A warp without a tile has the maximum -infinity: factor 0.
+    // The warps' results become the block's, in the order of warps. A warp without a tile has the maximum -infinity:
+    // factor 0.
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
@@ -254,8 +255,8 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     finish(call, job, block_sums, shared.heads, WIDTH);
 }
 
-// Any width up to MOST_WIDTH, on the plain arithmetic units: a thread scores one position for half of the heads, then sums
-// values for its own elements.
+// Any width up to MOST_WIDTH, on the plain arithmetic units: a thread scores one position for half of the heads, then
+// sums values for its own elements.
 constexpr int MOST_WIDTH = 256;
 
 struct SharedAnyWidth {
@@ -273,8 +274,6 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
     if (!find_job(call, job)) return;
     const int width = call.width, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const size_t stride = size_t(call.kv_heads) * width;
-    const bf16 *keys = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row]) + size_t(job.kv_head) * width;
-    const bf16 *values = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row + 1]) + size_t(job.kv_head) * width;
 
     for (int head = warp; head < HEADS; head += WARPS) {
         const float *from = call.queries + (size_t(job.row) * call.heads + job.first_head + head) * width;
@@ -294,7 +293,7 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
             const int position = threadIdx.x % CHUNK, first = threadIdx.x / CHUNK * HALF;
             float dots[HALF] = {};
             if (position < count) {
-                const bf16 *key = keys + size_t(tile + position) * stride;
+                const bf16 *key = job.keys + size_t(tile + position) * stride;
                 for (int i = 0; i < width; i++) {
                     const float k = __bfloat162float(key[i]);
 #pragma unroll
@@ -326,7 +325,7 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
             const int element = threadIdx.x + i * THREADS;
             if (element >= job.group * width) break;
             const int head = element / width;
-            const bf16 *value = values + size_t(tile) * stride + element % width;
+            const bf16 *value = job.values + size_t(tile) * stride + element % width;
             float sum = sums[i] * shared.factor[head];
             for (int s = 0; s < count; s++) {
                 sum = fmaf(shared.scores[head][s], __bfloat162float(value[size_t(s) * stride]), sum);
@@ -337,15 +336,15 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
     finish(call, job, sums, shared.heads, width);
 }
 
-#define ATTENTION_FEW(NAME, BODY)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                     \
-        NAME(const float *queries, const uint64_t *kv_table, const int *positions, bf16 *out, float *partials,                \
-             unsigned *tickets, float scale, int window, int heads, int kv_heads, int width, int head_blocks,                 \
-             int most_chunks) {                                                                                               \
-        let_next_kernel_start();                                                                                              \
-        wait_for_previous_kernel();                                                                                           \
-        BODY(Call{queries, kv_table, positions, out, partials, tickets, scale, window, heads, kv_heads, width, head_blocks,   \
-                  most_chunks});                                                                                              \
+#define ATTENTION_FEW(NAME, BODY)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                             \
+        NAME(const float *queries, const uint64_t *kv_table, const int *positions, bf16 *out, float *partials,        \
+             unsigned *tickets, float scale, int window, int heads, int kv_heads, int width, int head_blocks,         \
+             int most_chunks) {                                                                                       \
+        let_next_kernel_start();                                                                                      \
+        wait_for_previous_kernel();                                                                                   \
+        BODY(Call{queries, kv_table, positions, out, partials, tickets, scale, window, heads, kv_heads, width,        \
+                  head_blocks, most_chunks});                                                                         \
     }
 
 ATTENTION_FEW(attention_few_64, attend<64>)

@@ -1,17 +1,19 @@
-// Rotary embedding of queries and keys, with an optional RMS-norm of every head before it, and the append of keys and values
-// to the caches: one launch between the q/k/v projections and attention.
+// Rotary embedding of queries and keys, with an optional RMS-norm of every head before it, and the append of keys and
+// values to the caches: one launch between the q/k/v projections and attention.
 //
-//   x'        = x / sqrt(mean(x^2) + epsilon) * weight                        for q and k heads, where weights are given
+//   x'        = x / sqrt(mean(x^2) + epsilon) * weight        for q and k heads, where weights are given
 //   y[i]      = x'[i] cos_i - x'[i + half] sin_i                              i < half
 //   y[i+half] = x'[i + half] cos_i + x'[i] sin_i
 //   y[i]      = x'[i]                                                         i >= 2 half, and all of a v head
 //
 // In: qkv [rows, (heads + 2 kv_heads) * head_width], phases [rows, 2 * half] (cosines, then sines, single precision).
-// Out: queries [rows, heads * head_width]; keys and values as bfloat16, position-major [position][kv_head][head_width].
-// FEW: every row is its own sequence's token; tables on the device say where its cache is and which position it takes, so
-// that a captured graph follows them. MANY: the rows are consecutive positions of one sequence.
+// Out: queries [rows, heads * head_width]; keys and values as bfloat16, position-major
+// [position][kv_head][head_width]. FEW: every row is its own sequence's token; tables on the device say where its
+// cache is and which position it takes, so that a captured graph follows them. MANY: the rows are consecutive
+// positions of one sequence.
 //
-// Bound: bytes (each element is read and written once), and for few rows the latency of one dependent load. A warp takes a
+// Bound: bytes (each element is read and written once), and for few rows the latency of one load: positions, addresses
+// and elements are asked for together, so a padding row is read like the others and only not written. A warp takes a
 // head: the norm is a warp's sum, and a row's bits depend on that row alone.
 #include "common/device.cuh"
 
@@ -22,20 +24,30 @@ struct Shape {
     float epsilon;
 };
 
-// One head of one row, by one warp. `out` is the start of the head in its destination.
+// Pairs, or single elements, of a lane that are on their way at once: all pairs of a head of width 256.
+constexpr int TOGETHER = 4;
+
+// One head of one row, by one warp. `out` is the start of the head in its destination; nothing is written unless
+// `active`.
 template <Form form, typename Out>
 __device__ __forceinline__ void rotate_head(const void *__restrict__ qkv, size_t row, size_t row_width, size_t column,
                                             const float *__restrict__ weight, const float *__restrict__ phases,
-                                            const Shape &shape, int half, Out *__restrict__ out) {
-    const int lane = threadIdx.x % WARP;
+                                            const Shape &shape, int half, Out *__restrict__ out, bool active) {
+    const int lane = threadIdx.x % WARP, width = shape.head_width;
     float factor = 1.0f;
     if (weight != nullptr) {
         float squares = 0.0f;
-        for (int i = lane; i < shape.head_width; i += WARP) {
-            const float x = load<form>(qkv, row, row_width, column + i);
-            squares += x * x;
+        for (int first = lane; first < width; first += TOGETHER * WARP) {
+            float x[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                const int i = first + j * WARP;
+                x[j] = i < width ? load<form>(qkv, row, row_width, column + i) : 0.0f;
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) squares = fmaf(x[j], x[j], squares);
         }
-        factor = 1.0f / sqrtf(warp_sum(squares) / float(shape.head_width) + shape.epsilon);
+        factor = 1.0f / sqrtf(warp_sum(squares) / float(width) + shape.epsilon);
     }
     const auto normalized = [&](int i) {
         const float x = load<form>(qkv, row, row_width, column + i);
@@ -48,60 +60,82 @@ __device__ __forceinline__ void rotate_head(const void *__restrict__ qkv, size_t
             out[i] = __float2bfloat16_rn(x);
         }
     };
-    for (int i = lane; i < half; i += WARP) {
-        const float cosine = phases[i], sine = phases[half + i];
-        const float low = normalized(i), high = normalized(half + i);
-        put(i, low * cosine - high * sine);
-        put(half + i, high * cosine + low * sine);
+    for (int first = lane; first < half; first += TOGETHER * WARP) {
+        float low[TOGETHER], high[TOGETHER], cosine[TOGETHER], sine[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int i = first + j * WARP;
+            if (i >= half) continue;
+            low[j] = normalized(i);
+            high[j] = normalized(half + i);
+            cosine[j] = phases[i];
+            sine[j] = phases[half + i];
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int i = first + j * WARP;
+            if (i >= half || !active) continue;
+            put(i, low[j] * cosine[j] - high[j] * sine[j]);
+            put(half + i, high[j] * cosine[j] + low[j] * sine[j]);
+        }
     }
-    for (int i = 2 * half + lane; i < shape.head_width; i += WARP) put(i, normalized(i));
+    for (int first = 2 * half + lane; first < width; first += TOGETHER * WARP) {
+        float x[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            if (first + j * WARP < width) x[j] = normalized(first + j * WARP);
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            if (first + j * WARP < width && active) put(first + j * WARP, x[j]);
+        }
+    }
 }
 
-// The head that this warp takes, of one row: queries to `queries`, keys and values to their position in a cache.
+// The head that this warp takes, of one row: queries to `queries`, keys and values to their position in a cache;
+// nowhere where the position is negative.
 template <Form form, typename Query>
 __device__ __forceinline__ void append_row(const void *__restrict__ qkv, const float *__restrict__ q_weight,
-                                           const float *__restrict__ k_weight, const float *__restrict__ phases, size_t row,
-                                           bf16 *__restrict__ keys, bf16 *__restrict__ values, size_t position,
-                                           Query *__restrict__ queries, const Shape &shape) {
+                                           const float *__restrict__ k_weight, const float *__restrict__ phases,
+                                           size_t row, bf16 *__restrict__ keys, bf16 *__restrict__ values,
+                                           int64_t position, Query *__restrict__ queries, const Shape &shape) {
     const int head = blockIdx.y * HEADS_A_BLOCK + threadIdx.x / WARP;
     if (head >= shape.heads + 2 * shape.kv_heads) return;
-    const size_t width = shape.head_width;
-    const size_t row_width = (shape.heads + 2 * shape.kv_heads) * width;
+    const int64_t width = shape.head_width;
+    const int64_t row_width = (shape.heads + 2 * shape.kv_heads) * width;
     const float *row_phases = phases + row * 2 * shape.half;
+    const bool active = position >= 0;
     if (head < shape.heads) {
         rotate_head<form>(qkv, row, row_width, head * width, q_weight, row_phases, shape, shape.half,
-                          queries + (row * shape.heads + head) * width);
+                          queries + (int64_t(row) * shape.heads + head) * width, active);
     } else if (head < shape.heads + shape.kv_heads) {
         rotate_head<form>(qkv, row, row_width, head * width, k_weight, row_phases, shape, shape.half,
-                          keys + (position * shape.kv_heads + head - shape.heads) * width);
+                          keys + (position * shape.kv_heads + head - shape.heads) * width, active);
     } else {
         rotate_head<form>(qkv, row, row_width, head * width, nullptr, row_phases, shape, 0,
-                          values + (position * shape.kv_heads + head - shape.heads - shape.kv_heads) * width);
+                          values + (position * shape.kv_heads + head - shape.heads - shape.kv_heads) * width, active);
     }
 }
 
-// Grid: rows, ceil((heads + 2 kv_heads) / HEADS_A_BLOCK). A row whose position is negative is padding: nothing is read or
-// written for it.
+// Grid: rows, ceil((heads + 2 kv_heads) / HEADS_A_BLOCK). A row whose position is negative is padding.
 extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
-    rope_append_few(const float *__restrict__ qkv, const float *__restrict__ q_weight, const float *__restrict__ k_weight,
-                    const float *__restrict__ phases, const uint64_t *__restrict__ kv_table,
-                    const int *__restrict__ positions, float *__restrict__ queries, int heads, int kv_heads,
-                    int head_width, int half, float epsilon) {
+    rope_append_few(const float *__restrict__ qkv, const float *__restrict__ q_weight,
+                    const float *__restrict__ k_weight, const float *__restrict__ phases,
+                    const uint64_t *__restrict__ kv_table, const int *__restrict__ positions,
+                    float *__restrict__ queries, int heads, int kv_heads, int head_width, int half, float epsilon) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t row = blockIdx.x;
-    const int position = positions[row];
-    if (position < 0) return;
     append_row<F32>(qkv, q_weight, k_weight, phases, row, reinterpret_cast<bf16 *>(kv_table[2 * row]),
-                    reinterpret_cast<bf16 *>(kv_table[2 * row + 1]), position, queries,
+                    reinterpret_cast<bf16 *>(kv_table[2 * row + 1]), positions[row], queries,
                     Shape{heads, kv_heads, head_width, half, epsilon});
 }
 
 extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
-    rope_append_many(const bf16 *__restrict__ qkv, const float *__restrict__ q_weight, const float *__restrict__ k_weight,
-                     const float *__restrict__ phases, bf16 *__restrict__ keys, bf16 *__restrict__ values,
-                     uint64_t first_position, bf16 *__restrict__ queries, int heads, int kv_heads, int head_width, int half,
-                     float epsilon) {
+    rope_append_many(const bf16 *__restrict__ qkv, const float *__restrict__ q_weight,
+                     const float *__restrict__ k_weight, const float *__restrict__ phases, bf16 *__restrict__ keys,
+                     bf16 *__restrict__ values, int64_t first_position, bf16 *__restrict__ queries, int heads,
+                     int kv_heads, int head_width, int half, float epsilon) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t row = blockIdx.x;

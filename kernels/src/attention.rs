@@ -12,8 +12,8 @@ use crate::{
 /// positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
-    /// bfloat16, rotated: `heads * head_width` elements in each row, rows `query_stride` elements apart, sequences one after
-    /// the other.
+    /// bfloat16, rotated: `heads * head_width` elements in each row, rows `query_stride` elements apart, sequences one
+    /// after the other.
     pub queries: Slice<'a>,
     /// From the start of one query row to the next, in elements; a multiple of 8.
     pub query_stride: usize,
@@ -21,7 +21,8 @@ pub struct Attention<'a> {
     pub keys: Slice<'a>,
     /// As `keys`.
     pub values: Slice<'a>,
-    /// From the start of one sequence's keys to the next one's, in elements; a multiple of 8. Not read where `batch` is 1.
+    /// From the start of one sequence's keys to the next one's, in elements; a multiple of 8. Not read where `batch`
+    /// is 1.
     pub kv_batch_stride: usize,
     /// bfloat16, `[batch, rows, heads * head_width]`.
     pub out: Slice<'a>,
@@ -79,12 +80,11 @@ const THREADS: u32 = 128;
 const PADDING: usize = 8;
 const NAME: &str = "attention";
 
-/// `out[i, h] = sum_s softmax_s(scale q[i, h] . k_s) v_s` for every row and head over the positions that `mask` leaves; head
-/// `h` reads kv head `h / (heads / kv_heads)`. A row's bits depend on its own query and history alone.
+/// `out[i, h] = sum_s softmax_s(scale q[i, h] . k_s) v_s` for every row and head over the positions that `mask`
+/// leaves; head `h` reads kv head `h / (heads / kv_heads)`. A row's bits depend on its own query and history alone.
 ///
-/// # Errors
-/// A slice is too small or not at a multiple of 16 bytes, the sizes do not fit together, there is no kernel for the head's
-/// width ([`crate::attention_few`] takes any, some rows at a time), or the launch fails.
+/// # Errors A slice is too small or not at a multiple of 16 bytes, the sizes do not fit together, there is no kernel
+/// for the head's width ([`crate::attention_few`] takes any, some rows at a time), or the launch fails.
 pub fn attention(gpu: &Gpu, call: &Attention<'_>) -> Result<()> {
     let Attention { query_stride, kv_batch_stride, batch, rows, length, heads, kv_heads, head_width, .. } = *call;
     let Some(tiling) = TILINGS.iter().find(|tiling| tiling.head_width == head_width) else {

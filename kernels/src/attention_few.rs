@@ -1,9 +1,9 @@
 //! Attention of few query rows, each over a history of its own: the launcher of `cuda/attention_few.cu`.
 //!
 //! A history is cut in chunks, one block each, whose results the last block to arrive merges; the cut depends on the
-//! model's shape and the row's own length, so a row's bits are the same alone and among others. Positions and caches are
-//! read from tables on the device: a captured launch follows them while they grow, up to the `max_positions` it was
-//! captured for.
+//! model's shape and the row's own length, so a row's bits are the same alone and among others. Positions and caches
+//! are read from tables on the device: a captured launch follows them while they grow, up to the `max_positions` it
+//! was captured for.
 
 use std::f32::consts::LOG2_E;
 
@@ -20,14 +20,15 @@ pub struct AttentionFew<'a> {
     pub queries: Slice<'a>,
     /// `[rows, 2]` addresses (u64): a row's keys and values, bfloat16, `[position, kv_heads, head_width]`.
     pub kv_table: Slice<'a>,
-    /// `[rows]` positions (i32): the row sees all before it and its own, whose key and value are there already. Negative:
-    /// the row is padding, and its output zero. Every position must be less than `max_positions`.
+    /// `[rows]` positions (i32): the row sees all before it and its own, whose key and value are there already.
+    /// Negative: the row is padding, and its output zero. Every position must be less than `max_positions`.
     pub positions: Slice<'a>,
     /// `[rows, 2, heads * head_width]`, [`Form::Split`].
     pub out: Slice<'a>,
     /// Memory for a launch, of at least [`FewWorkspace::partials`] bytes; what is in it does not matter.
     pub partials: Slice<'a>,
-    /// Memory of at least [`FewWorkspace::tickets`] bytes that is zero before the first launch; each launch leaves it zero.
+    /// Memory of at least [`FewWorkspace::tickets`] bytes that is zero before the first launch; each launch leaves it
+    /// zero.
     pub tickets: Slice<'a>,
     /// Sizes.
     pub shape: FewShape,
@@ -115,11 +116,11 @@ impl FewShape {
     }
 }
 
-/// `out[h] = sum_s softmax_s(scale q[h] . k_s) v_s` for every row and head over `s` in `max(0, p - window + 1) ..= p`, `p`
-/// the row's position; head `h` reads kv head `h / (heads / kv_heads)`.
+/// `out[h] = sum_s softmax_s(scale q[h] . k_s) v_s` for every row and head over `s` in `max(0, p - window + 1) ..= p`,
+/// `p` the row's position; head `h` reads kv head `h / (heads / kv_heads)`.
 ///
-/// # Errors
-/// A slice is too small, the shape does not fit together, a head is wider than 256, or the launch fails.
+/// # Errors A slice is too small or the queries not at a multiple of 16 bytes, the shape does not fit together, a head
+/// is wider than 256, or the launch fails.
 pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
     let FewShape { rows, heads, kv_heads, head_width, window, .. } = call.shape;
     let plan = call.shape.plan()?;
@@ -135,6 +136,11 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         }
     };
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
+    let past = (call.queries.address() % 16) as usize;
+    if past != 0 {
+        let what = "the queries' place, past a multiple of 16 bytes,";
+        return Err(Error::Shape { operation: NAME, what, expected: 0, found: past });
+    }
     let arguments = Arguments::new()
         .u64(call.queries.expect(NAME, "the queries in bytes", Form::F32.bytes(rows, width)?)?)
         .u64(call.kv_table.expect(NAME, "the table of caches in bytes", rows.saturating_mul(16))?)

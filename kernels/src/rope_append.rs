@@ -10,8 +10,8 @@ use crate::{
 /// What [`rope_append`] works on.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeAppend<'a> {
-    /// The projections, `[rows, (heads + 2 * kv_heads) * head_width]`: queries, keys, values. In F32 where the caches are
-    /// found through a table, in bfloat16 where the rows are one sequence.
+    /// The projections, `[rows, (heads + 2 * kv_heads) * head_width]`: queries, keys, values. In F32 where the caches
+    /// are found through a table, in bfloat16 where the rows are one sequence.
     pub qkv: Slice<'a>,
     /// The norm of every query head, `[head_width]` in F32; none leaves queries as they are.
     pub q_norm: Option<Slice<'a>>,

@@ -1,28 +1,30 @@
-// Attention of many query rows over one history, on tensor cores with the softmax taken along the way (FlashAttention-2,
-// arXiv 2307.08691): scores never leave the registers.
+// Attention of many query rows over one history, on tensor cores with the softmax taken along the way
+// (FlashAttention-2, arXiv 2307.08691): scores never leave the registers.
 //
 //   out[i, h] = sum_s softmax_s(scale q[i, h] . k_s[h / group]) v_s[h / group]
 //
-// The m query rows are the last m of `length` positions: row i is at position p = length - m + i and sees s in
-// max(0, p - window + 1) ..= p where causal, else all positions. q bfloat16 with a row stride, keys and values bfloat16,
-// position-major, out bfloat16 [m, heads * WIDTH]; log_sum_exp [heads, m] (natural, of the scaled scores) where it is asked
-// for. A batch of equal sequences lies at fixed strides.
+// The m query rows are the last m of `length` positions: row i is at position p = length - m + i and sees s in max(0,
+// p - window + 1) ..= p where causal, else all positions. q bfloat16 with a row stride, keys and values bfloat16,
+// position-major, out bfloat16 [m, heads * WIDTH]; log_sum_exp [heads, m] (natural, of the scaled scores) where it is
+// asked for. A batch of equal sequences lies at fixed strides.
 //
-// A block takes 4 * 16 * ROW_TILES query rows of one head; a warp its own rows, whose scores with a tile of KEYS positions, and whose
-// output, are accumulators of `multiply_add`. Probabilities go from score accumulators to left operands in place. Keys and
-// values have one buffer each: values arrive while scores are computed, the next keys while values are summed, and a
-// second block on the multiprocessor fills the gaps. Rows are padded by 16 bytes, so that the eight rows of a matrix load lie
-// in different banks. Two row tiles a warp, where the registers suffice, halve the shared-memory reads per product, which
-// otherwise bound it.
+// A block takes 4 * 16 * ROW_TILES query rows of one head; a warp its own rows, whose scores with a tile of KEYS
+// positions, and whose output, are accumulators of `multiply_add`. Probabilities go from score accumulators to left
+// operands in place. Keys and values have one buffer each: values arrive while scores are computed, the next keys
+// while values are summed, and a second block on the multiprocessor fills the gaps. Rows are padded by 16 bytes, so
+// that the eight rows of a matrix load lie in different banks. Two row tiles a warp, where the registers suffice,
+// halve the shared-memory reads per product, which otherwise bound it.
 //
-// Tiles of keys start at multiples of KEYS from position 0, in ascending order. A tile in which a row sees nothing leaves the
-// row's maximum, denominator and sums as they were, to the bit: its factor is exactly 1 and its probabilities are 0. So a row's
-// result depends on its own range of positions, not on the rows beside it, on m, or on ROW_TILES.
+// Tiles of keys start at multiples of KEYS from position 0, in ascending order. A tile in which a row sees nothing
+// leaves the row's maximum, denominator and sums as they were, to the bit: its factor is exactly 1 and its
+// probabilities are 0. So a row's result depends on its own range of positions, not on the rows beside it, on m, or on
+// ROW_TILES.
 //
 // Bound: 4 * WIDTH operations a score on tensor cores, and one exponential a score: at width 64 both weigh alike.
 #pragma once
 
 #include "../common/device.cuh"
+#include "exponential.cuh"
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
@@ -34,25 +36,19 @@ struct Call {
     const bf16 *__restrict__ values;
     bf16 *__restrict__ out;
     float *__restrict__ log_sum_exp;  // or null
-    int64_t query_stride, query_batch_stride, kv_stride, kv_batch_stride;  // elements from row to row, sequence to sequence
+    int64_t query_stride, query_batch_stride, kv_stride, kv_batch_stride;  // in elements
     int rows, length, heads, kv_heads;
     float scale;  // times log2(e)
     int causal, window;  // without a window: the greatest number there is
 };
-
-__device__ __forceinline__ float exp2_hardware(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 __device__ __forceinline__ uint32_t pack_pair(float low_half, float high_half) {
     const bf16x2 pair = __floats2bfloat162_rn(low_half, high_half);
     return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
-// Starts the copy of ROWS rows to shared memory; rows from `valid` on become zero. A thread takes the same column of every
-// STEP-th row, so that it keeps one address, not one for each copy.
+// Starts the copy of ROWS rows to shared memory; rows from `valid` on become zero. A thread takes the same column of
+// every STEP-th row, so that it keeps one address, not one for each copy.
 template <int WIDTH, int ROWS>
 __device__ __forceinline__ void copy_rows(bf16 *shared, const bf16 *__restrict__ global, int64_t stride, int valid) {
     constexpr int CHUNKS = WIDTH / 8, STEP = THREADS % CHUNKS == 0 ? THREADS / CHUNKS : 8;
@@ -163,7 +159,8 @@ template <int WIDTH, int ROW_TILES, int KEYS> struct FlashForward {
                 }
                 greatest = fmaxf(greatest, __shfl_xor_sync(FULL_WARP, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(FULL_WARP, greatest, 2));
-                // Nothing seen yet (a window's first tile): any finite number keeps the differences from being undefined.
+                // Nothing seen yet (a window's first tile): any finite number keeps the differences from being
+                // undefined.
                 const float finite = greatest == -INFINITY ? 0.0f : greatest;
                 // The difference first: where the maximum stays, the factor is exactly 1.
                 const float factor = exp2_hardware((maximum[r][half] - finite) * scale);
@@ -266,7 +263,8 @@ template <int WIDTH, int ROW_TILES, int KEYS> struct FlashForward {
             const int first_key = tile * KEYS;
             wait_for_copies<0>();
             __syncthreads();
-            copy_rows<WIDTH, KEYS>(values, all_values + first_key * call.kv_stride, call.kv_stride, call.length - first_key);
+            copy_rows<WIDTH, KEYS>(values, all_values + first_key * call.kv_stride, call.kv_stride,
+                                   call.length - first_key);
             commit_copies();
             float scores[ROW_TILES][KEY_TILES][4] = {};
             multiply_keys(warp_queries, keys, scores);

@@ -1,17 +1,20 @@
 // How decoding attention splits a row's history over blocks, and how the blocks' results become one.
 //
-// A row at position p sees `length` positions. They are cut in chunks of 64 positions, or of the next power of two with which
-// `most_chunks` chunks suffice; `most_chunks` depends on the model's shape alone. So the cut, and with it every order of
-// summation, depends on the model and on the row's own length, never on the rows beside it or on the card.
+// A row at position p sees `length` positions. They are cut in chunks of 64 positions, or of the next power of two
+// with which `most_chunks` chunks suffice; `most_chunks` depends on the model's shape alone. So the cut, and with it
+// every order of summation, depends on the model and on the row's own length, never on the rows beside it or on the
+// card.
 //
-// A block leaves, for each of its query heads, the sums of its chunk relative to the chunk's own greatest score: a record of
-// `group * width` sums, then `group` maxima, then `group` denominators. The last block to arrive (an integer ticket) merges the
-// records in the order of chunks, whichever block it is, so the bits are always the same. Up to FAN_IN chunks are merged at
-// once; more are merged in two levels, each leaf by its own last block, so that a long history's merge is not one
-// multiprocessor's work. Tickets are zero before and after each launch: a captured graph needs no clearing between replays.
+// A block leaves, for each of its query heads, the sums of its chunk relative to the chunk's own greatest score: a
+// record of `group * width` sums, then `group` maxima, then `group` denominators. The last block to arrive (an integer
+// ticket) merges the records in the order of chunks, whichever block it is, so the bits are always the same. Up to
+// FAN_IN chunks are merged at once; more are merged in two levels, each leaf by its own last block, so that a long
+// history's merge is not one multiprocessor's work. Tickets are zero before and after each launch: a captured graph
+// needs no clearing between replays.
 #pragma once
 
 #include "../common/device.cuh"
+#include "exponential.cuh"
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
@@ -22,30 +25,24 @@ constexpr int MOST_LEAVES = 8;
 constexpr int TICKETS = 1 + MOST_LEAVES;
 static_assert(FAN_IN * HEADS == THREADS, "a thread reads one maximum and one denominator of a merge");
 
-// 2^x by the hardware's own approximation (two units in the last place; results under 2^-126 are zero).
-__device__ __forceinline__ float exp2_hardware(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-struct Call {
-    const float *__restrict__ queries;        // [rows, heads * width]
-    const uint64_t *__restrict__ kv_table;    // [rows, 2]
-    const int *__restrict__ positions;        // [rows]
-    bf16 *__restrict__ out;                   // [rows, 2, heads * width]
-    float *__restrict__ partials;
-    unsigned *__restrict__ tickets;
-    float scale;                              // times log2(e)
-    int window, heads, kv_heads, width, head_blocks, most_chunks;
-};
-
 // What one block works on.
 struct Job {
     int row, kv_head, first_head, group;  // query heads first_head .. first_head + group
     int chunk, chunks;
     int begin, end;  // positions
     size_t slot;     // of (row, kv head, block of heads)
+    const bf16 *keys, *values;  // the kv head at position 0
+};
+
+struct Call {
+    const float *__restrict__ queries;      // [rows, heads * width]
+    const uint64_t *__restrict__ kv_table;  // [rows, 2]
+    const int *__restrict__ positions;      // [rows]
+    bf16 *__restrict__ out;                 // [rows, 2, heads * width]
+    float *__restrict__ partials;
+    unsigned *__restrict__ tickets;
+    float scale;  // times log2(e)
+    int window, heads, kv_heads, width, head_blocks, most_chunks;
 };
 
 // The block's job, or false where it has none. Grid: chunks, kv_heads * head_blocks, rows.
@@ -59,7 +56,10 @@ __device__ __forceinline__ bool find_job(const Call &call, Job &job) {
     job.group = min(HEADS, whole_group - block * HEADS);
     job.slot = size_t(blockIdx.z) * gridDim.y + blockIdx.y;
 
+    // All three loads on their way at once.
     const int position = call.positions[job.row];
+    job.keys = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row]) + size_t(job.kv_head) * call.width;
+    job.values = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row + 1]) + size_t(job.kv_head) * call.width;
     if (position < 0) {
         // Padding: its output is read by the next product, so it is made zero.
         if (job.chunk == 0) {
@@ -82,15 +82,15 @@ __device__ __forceinline__ bool find_job(const Call &call, Job &job) {
     return true;
 }
 
-// A block's result: each thread's elements of the sums, element `threadIdx.x + i * THREADS` of [group, width], unscaled by
-// the denominator; each head's maximum (in units of log2) and denominator in shared memory.
+// A block's result: each thread holds elements `threadIdx.x + i * THREADS` of the sums [group, width], not yet divided;
+// each head's maximum (of scores times log2(e)) and denominator are in shared memory.
 struct HeadSums {
     float maximum[HEADS];
     float denominator[HEADS];
 };
 
-// True in every thread of the last of `count` blocks that come to `ticket`, which it leaves at zero. What the other blocks
-// wrote before is then visible to it.
+// True in every thread of the last of `count` blocks that come to `ticket`, which it leaves at zero. What the other
+// blocks wrote before is then visible to it.
 __device__ __forceinline__ bool is_last_to_arrive(unsigned *ticket, int count) {
     __shared__ bool last;
     __threadfence();
@@ -105,8 +105,8 @@ __device__ __forceinline__ bool is_last_to_arrive(unsigned *ticket, int count) {
 }
 
 template <int ELEMENTS>
-__device__ __forceinline__ void store_record(float *record, const float (&sums)[ELEMENTS], const HeadSums &heads, int group,
-                                             int width) {
+__device__ __forceinline__ void store_record(float *record, const float (&sums)[ELEMENTS], const HeadSums &heads,
+                                             int group, int width) {
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) {
         const int element = threadIdx.x + i * THREADS;
@@ -173,11 +173,12 @@ __device__ __forceinline__ void store_out(const Call &call, const Job &job, cons
     }
 }
 
-// From this chunk's result to the row's: writes it out where it is the only one, else leaves a record, and merges where this
-// block is the last. `heads` is shared memory that the whole block has written and synchronized. `width` is call.width, passed
-// apart because most callers know it when they are compiled.
+// From this chunk's result to the row's: writes it out where it is the only one, else leaves a record, and merges
+// where this block is the last. `heads` is shared memory that the whole block has written and synchronized. `width` is
+// call.width, passed apart because most callers know it when they are compiled.
 template <int ELEMENTS>
-__device__ __forceinline__ void finish(const Call &call, const Job &job, float (&sums)[ELEMENTS], HeadSums &heads, int width) {
+__device__ __forceinline__ void finish(const Call &call, const Job &job, float (&sums)[ELEMENTS], HeadSums &heads,
+                                       int width) {
     if (job.chunks == 1) {
         store_out(call, job, sums, heads, width);
         return;

@@ -284,7 +284,7 @@ fn speed_of_a_pass() {
         let pairs = rows * (length - rows) + rows * (rows + 1) / 2;
         let operations = (4 * batch * heads * head_width * pairs) as f64;
         println!(
-            "attention {batch} x {rows} of {length}, {heads} heads over {kv_heads} x {head_width}: {:.1} us, {:.0} TFLOP/s",
+            "attention {batch} x {rows} of {length}, {heads} / {kv_heads} heads x {head_width}: {:.1} us, {:.0} TFLOP/s",
             times[4] * 1e6,
             operations / times[4] / 1e12
         );
