@@ -283,8 +283,9 @@ fn speed_of_a_pass() {
         times.sort_by(f64::total_cmp);
         let pairs = rows * (length - rows) + rows * (rows + 1) / 2;
         let operations = (4 * batch * heads * head_width * pairs) as f64;
+        let heads = format!("{heads} / {kv_heads} heads x {head_width}");
         println!(
-            "attention {batch} x {rows} of {length}, {heads} / {kv_heads} heads x {head_width}: {:.1} us, {:.0} TFLOP/s",
+            "attention {batch} x {rows} of {length}, {heads}: {:.1} us, {:.0} TFLOP/s",
             times[4] * 1e6,
             operations / times[4] / 1e12
         );
