@@ -1,8 +1,8 @@
 //! Products of few rows, 1 to 64, straight from the weights as they lie: the launchers of `cuda/linear_*.cu`.
 //!
-//! [`linear`] multiplies one input by up to three matrices of one format in one pass, and stores the result, adds it to a
-//! residual, or makes a gated activation of a pair. [`linear_routed_gated`] and [`linear_routed_down`] are the two products of
-//! routed experts, with the experts' numbers read on the device.
+//! [`linear`] multiplies one input by up to three matrices of one format in one pass, and stores the result, adds it to
+//! a residual, or makes a gated activation of a pair. [`linear_routed_gated`] and [`linear_routed_down`] are the two
+//! products of routed experts, with the experts' numbers read on the device.
 //!
 //! A row's result depends on the row and the matrices only, bit for bit: not on the number of rows, nor on the card.
 
@@ -34,7 +34,8 @@ pub enum Then {
     Store,
     /// It is added to what the output holds: f32 `[n, width]`.
     Add,
-    /// `act(gate) * up` of two matrices of equal size takes the place of what the output holds: [`Form::Split`] `[n, 2, width]`.
+    /// `act(gate) * up` of two matrices of equal size takes the place of what the output holds: [`Form::Split`]
+    /// `[n, 2, width]`.
     Gated(Activation),
 }
 
@@ -60,16 +61,16 @@ pub struct Linear<'a> {
 }
 
 /// The rows that a call takes at most.
-pub const MOST_ROWS: usize = 64;
+pub(crate) const MOST_ROWS: usize = 64;
 
 /// `out[i, column + r] = sum_k x[i, k] W[r, k] + bias[r]` for each matrix, or what [`Then`] makes of it.
 ///
-/// How the sum is split over warps depends on the rows of all matrices of the call together, and on the columns: the same call
-/// on more rows of x gives each row the same bits.
+/// How the sum is split over warps depends on the rows of all matrices of the call together, and on the columns: the
+/// same call on more rows of x gives each row the same bits.
 ///
 /// # Errors
-/// There are more than [`MOST_ROWS`] rows or three matrices, the columns are no multiple of 8, a gated pair is none, a matrix
-/// reaches past the output's width, a slice is too small, or the launch fails.
+/// There are more than [`MOST_ROWS`] rows or three matrices, the columns are no multiple of 8, a gated pair is none, a
+/// matrix reaches past the output's width, a slice is too small, or the launch fails.
 pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     const OPERATION: &str = "linear";
     let Linear { x, n, cols, format, matrices, then, out, width } = *call;
@@ -182,7 +183,8 @@ pub fn linear_routed_gated(gpu: &Gpu, call: &LinearRoutedGated<'_>) -> Result<()
 /// The sizes and places of a [`linear_routed_down`] call.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearRoutedDown<'a> {
-    /// [`Form::Split`] `[n * per_row, 2, cols]`, at an address that is a multiple of 16: what [`linear_routed_gated`] gave.
+    /// [`Form::Split`] `[n * per_row, 2, cols]`, at an address that is a multiple of 16: what [`linear_routed_gated`]
+    /// gave.
     pub x: Slice<'a>,
     /// Rows of the output, 1 to [`MOST_ROWS`].
     pub n: usize,

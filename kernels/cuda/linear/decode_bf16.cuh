@@ -1,7 +1,7 @@
 // BF16: rows as they are. A lane's two 16-byte loads of a row are its A registers; nothing is decoded.
 //
-// Lanes t = 0..3 read 64 bytes of a row at a time, and the other 64 of the line with the next load. Rows past the last repeat
-// the last one: nobody reads their sums.
+// Lanes t = 0..3 read 64 bytes of a row at a time, and the other 64 of the line with the next load. Rows past the last
+// repeat the last one: nobody reads their sums.
 #pragma once
 
 #include "tiled.cuh"
@@ -50,8 +50,9 @@ struct Bf16 {
 
     __device__ __forceinline__ static void load(Scales &, const Record &, int, int) {}
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1], const Scales &, int) {
-        scale[0] = {1.0f, 1.0f};
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                      const Scales &, int, bool held) {
+        scale[0] = held ? make_float2(1.0f, 1.0f) : make_float2(0.0f, 0.0f);
     }
 
     struct Decoder : NoTable {

@@ -1,7 +1,7 @@
 // Signed bytes: Int8 with one scale a row, Q8_0 with one for 32 columns.
 //
-// A byte is a sign and a magnitude m. Twice in a half word, b b & 0x807f | 0x4300 is +-(128 + m) as bfloat16 and
-// b b & 0x8000 | 0x4300 is +-128: their difference is exact. For two weights one permutation, two logical operations and one
+// A byte is a sign and a magnitude m. Twice in a half word, b b & 0x807f | 0x4300 is +-(128 + m) as bfloat16 and b b &
+// 0x8000 | 0x4300 is +-128: their difference is exact. For two weights one permutation, two logical operations and one
 // subtraction: 1.5 integer operations a weight where the memory leaves time for 3.2.
 #pragma once
 
@@ -58,14 +58,17 @@ struct Int8 : Bytes<tiles::Int8> {
         float upper, lower;
     };
 
-    __device__ __forceinline__ static Record open(const uint8_t *matrix, int rows, int cols, int tile, int record, int) {
+    __device__ __forceinline__ static Record open(const uint8_t *matrix, int rows, int cols, int tile, int record,
+                                                  int) {
         const size_t tile_bytes = tiles::Int8::tile_bytes(cols);
         const size_t tiles_end = size_t((rows + tiles::ROWS - 1) / tiles::ROWS) * tile_bytes;
         return {matrix + tile * tile_bytes + size_t(record) * RECORD_BYTES,
                 reinterpret_cast<const float *>(matrix + tiles_end) + tile * tiles::ROWS};
     }
 
-    __device__ __forceinline__ static void advance(Record &record, int records) { record.codes += records * RECORD_BYTES; }
+    __device__ __forceinline__ static void advance(Record &record, int records) {
+        record.codes += records * RECORD_BYTES;
+    }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         load_codes(to, record.codes, chunk);
@@ -75,8 +78,9 @@ struct Int8 : Bytes<tiles::Int8> {
         to = {__ldg(record.scales + lane / 4), __ldg(record.scales + lane / 4 + 8)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1], const Scales &scales, int) {
-        scale[0] = {scales.upper, scales.lower};
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                      const Scales &scales, int, bool held) {
+        scale[0] = held ? make_float2(scales.upper, scales.lower) : make_float2(0.0f, 0.0f);
     }
 };
 
@@ -96,7 +100,8 @@ struct Q8_0 : Bytes<tiles::Q8_0> {
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2], const Scales &scales, int chunk) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
+                                                      const Scales &scales, int chunk, bool) {
         const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
         const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
         const float2 of_upper = halves(upper[chunk]), of_lower = halves(lower[chunk]);

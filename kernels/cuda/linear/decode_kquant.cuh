@@ -1,9 +1,10 @@
-// The K-quants: Q4_K with scale and minimum for 32 columns, Q6_K with a scale for 16, both as small integers times a factor
-// for 256.
+// The K-quants: Q4_K with scale and minimum for 32 columns, Q6_K with a scale for 16, both as small integers times a
+// factor for 256.
 //
-// Q4_K's codes are decoded as those of decode_integers.cuh. Q6_K's low and high bits are put together on the way into the
-// mantissa of 128: two shifts, two logical operations and a subtraction for two weights, 2 integer operations a weight where
-// the memory leaves time for 2.6. Its blocks of 16 columns are one step each, in the column order made for that.
+// Q4_K's codes are decoded as those of decode_integers.cuh. Q6_K's low and high bits are put together on the way into
+// the mantissa of 128: two shifts, two logical operations and a subtraction for two weights, 2 integer operations a
+// weight where the memory leaves time for 2.6. Its blocks of 16 columns are one step each, in the column order made for
+// that.
 #pragma once
 
 #include "decode_integers.cuh"
@@ -32,8 +33,8 @@ struct Q4_K : FourBits<tiles::Q4_K> {
         }
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2], const Scales &scales,
-                                                     int chunk) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
+                                                      const Scales &scales, int chunk, bool) {
         const float2 above = halves(scales.factors[0]), below = halves(scales.factors[1]);
 #pragma unroll
         for (int block = 0; block < 2; block++) {
@@ -78,8 +79,11 @@ struct Q6_K : Tiled<tiles::Q6_K> {
         }
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[4], float2 (&)[4], const Scales &scales, int chunk) {
-        const auto word = [&](const uint4 &of) { return chunk == 0 ? of.x : chunk == 1 ? of.y : chunk == 2 ? of.z : of.w; };
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[4], float2 (&)[4],
+                                                      const Scales &scales, int chunk, bool) {
+        const auto word = [&](const uint4 &of) {
+            return chunk == 0 ? of.x : chunk == 1 ? of.y : chunk == 2 ? of.z : of.w;
+        };
         // With the sign bit turned a byte is its number + 128.
         const uint32_t above = word(scales.scale[0]) ^ 0x80808080u, below = word(scales.scale[1]) ^ 0x80808080u;
         const float d_above = halves(scales.factors[0]).x, d_below = halves(scales.factors[1]).x;

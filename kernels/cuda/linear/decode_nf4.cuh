@@ -1,10 +1,11 @@
 // NF4: a byte of two codes becomes two bfloat16 levels by a table in shared memory.
 //
-// The table has an entry of a pair for each of the 256 bytes, once in each of the 32 banks, so that a warp's reads never
-// meet. Entries lie 256 bytes apart: byte << 8 | lane << 2 is then ONE byte permutation of the word of codes and the lane, and
-// a pair costs that and one read, half an integer operation and half a read a weight. At 4.3 TB/s there is time for 1.9 of the
-// one and 1.0 of the other. Entries 128 bytes apart need a shift and a logical operation; permutations alone (sixteen levels of
-// two bytes each, looked up in two halves) take 2.6 a weight, more than there is time for.
+// The table has an entry of a pair for each of the 256 bytes, once in each of the 32 banks, so that a warp's reads
+// never meet. Entries lie 256 bytes apart: byte << 8 | lane << 2 is then ONE byte permutation of the word of codes and
+// the lane, and a pair costs that and one read, half an integer operation and half a read a weight. At 4.3 TB/s there
+// is time for 1.9 of the one and 1.0 of the other. Entries 128 bytes apart need a shift and a logical operation;
+// permutations alone (sixteen levels of two bytes each, looked up in two halves) take 2.6 a weight, more than there is
+// time for.
 //
 // Filling the table is 64 stores of a warp, 0.15 us, while the first codes are on their way and the kernel before ends.
 // The levels are those of QLoRA rounded to bfloat16: relative changes of up to 2^-9, a fortieth of NF4's own error.
@@ -17,7 +18,7 @@ namespace linear {
 struct Nf4 : Tiled<tiles::Nf4> {
     static constexpr int BLOCKS = 1;
     __host__ __device__ static constexpr int ahead(int) { return 8; }
-    __host__ __device__ static constexpr int operand_ring(int) { return 4; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
 
     struct Chunk {
         uint4 codes;  // a word a step, a byte a register
@@ -36,7 +37,8 @@ struct Nf4 : Tiled<tiles::Nf4> {
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1], const Scales &scales, int chunk) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                      const Scales &scales, int chunk, bool) {
         const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
         const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
         scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
@@ -61,11 +63,13 @@ struct Nf4 : Tiled<tiles::Nf4> {
             __syncthreads();
         }
 
-        // Chosen among constants: reading them from memory would take as long as the first codes.
+        // tiles::NF4_LEVELS, chosen among constants: reading them from memory would take as long as the first codes.
         __device__ __forceinline__ static uint32_t level(int code) {
-            uint32_t level = tiles::NF4_LEVELS[0];
+            constexpr uint32_t LEVELS[16] = {0xbf80, 0xbf32, 0xbf06, 0xbeca, 0xbe92, 0xbe3d, 0xbdba, 0x0000,
+                                             0x3da3, 0x3e25, 0x3e7c, 0x3ead, 0x3ee2, 0x3f10, 0x3f39, 0x3f80};
+            uint32_t level = LEVELS[0];
 #pragma unroll
-            for (int i = 1; i < 16; i++) level = code == i ? tiles::NF4_LEVELS[i] : level;
+            for (int i = 1; i < 16; i++) level = code == i ? LEVELS[i] : level;
             return level;
         }
 

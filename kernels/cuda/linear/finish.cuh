@@ -1,5 +1,5 @@
-// What a product is asked for and what becomes of its sums: stored, added to a residual, or the gate and the factor of a gated
-// activation, out = act(gate x) * (up x), stored as the operand of the product after it.
+// What a product is asked for and what becomes of its sums: stored, added to a residual, or the gate and the factor of
+// a gated activation, out = act(gate x) * (up x), stored as the operand of the product after it.
 //
 // act is SiLU, x / (1 + e^-x), or the tanh form of GELU, x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
 #pragma once
@@ -47,7 +47,8 @@ struct Product {
 
     __device__ __forceinline__ Part part(int task, int half) const {
         if (gated()) {
-            return half == 0 ? Part{weights[0], bias[0], rows[0], 0, task} : Part{weights[1], bias[1], rows[1], 0, task};
+            if (half == 0) return {weights[0], bias[0], rows[0], 0, task};
+            return {weights[1], bias[1], rows[1], 0, task};
         }
         const int first = tiles_of(rows[0]), second = first + tiles_of(rows[1]);
         if (task < first) return {weights[0], bias[0], rows[0], column[0], task};
@@ -121,10 +122,17 @@ __device__ __forceinline__ float activation(float x, int then) {
     return x / (1.0f + expf(-2.0f * u));
 }
 
+__device__ __forceinline__ float sum_of(const float *first, int count, int step) {
+    float total = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) total += first[i * step];
+    return total;
+}
+
 // Adds the sums of a task's warps in their order and hands them on. `base` is that of the lane's slot `team.member`.
 template <int TILES>
-__device__ __forceinline__ void finish(const Product &p, const Team &team, int task, int lane, const float (&sum)[TILES][2],
-                                       float base, float *exchange) {
+__device__ __forceinline__ void finish(const Product &p, const Team &team, int task, int lane,
+                                       const float (&sum)[TILES][2], float base, float *exchange) {
     constexpr int STEP = TILES * TILE_OUTPUTS;  // from one warp's sums to the next's
     float *of_team = exchange + team.index * team.warps * STEP + lane;
 #pragma unroll
@@ -136,15 +144,12 @@ __device__ __forceinline__ void finish(const Product &p, const Team &team, int t
     const int warps = 1 << p.split_log2;
     for (int slot = team.member; slot < 2 * TILES; slot += team.warps) {
         const float *first = of_team + slot * WARP;
-        float total = first[0];
-        for (int warp = 1; warp < warps; warp++) total += first[warp * STEP];
+        float total = sum_of(first, warps, STEP);
         const Part part = p.part(task, 0);
         const Output output(part, lane, slot);
         if (!output.exists(p, part)) continue;
         if (p.gated()) {
-            const float *second = first + warps * STEP;
-            float factor = second[0];
-            for (int warp = 1; warp < warps; warp++) factor += second[warp * STEP];
+            float factor = sum_of(first + warps * STEP, warps, STEP);
             if (p.bias[0]) total += p.bias[0][output.row];
             if (p.bias[1]) factor += p.bias[1][output.row];
             store<SPLIT>(p.out, output.of_x, p.out_width, output.row, activation(total, p.then) * factor);

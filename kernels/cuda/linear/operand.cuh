@@ -1,8 +1,12 @@
-// The rows of x as the tensor core takes them: a chunk of 64 columns of one high or low part, in the column order of tiles.cuh.
+// The rows of x as the tensor core takes them: a chunk of 64 columns of one high or low part, in the column order of
+// tiles.cuh.
 //
-// Lane 4 g + t holds part g % 2 of row g / 2 of four: row g of x seen as [2 n, cols]. What lies past the last column or row is
-// not loaded and keeps what the registers held, which is finite and meets weights that are zero or sums that nobody reads.
+// Lane 4 g + t holds part g % 2 of row g / 2 of four: row g of x seen as [2 n, cols]. What lies past the last column or
+// row is not loaded and keeps what the registers held, which is finite and meets weights that are zero or sums that
+// nobody reads.
 #pragma once
+
+#include <type_traits>
 
 #include "../common/device.cuh"
 
@@ -26,13 +30,15 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
 }
 
 // Loads that read what the kernel before wrote: not through the read-only path, which may be older.
-__device__ __forceinline__ void load_written(uint32_t *to, const bf16 *from, bool valid, std::integral_constant<int, 16>) {
+__device__ __forceinline__ void load_written(uint32_t *to, const bf16 *from, bool valid,
+                                             std::integral_constant<int, 16>) {
     asm volatile("{.reg .pred valid; setp.ne.u32 valid, %5, 0; @valid ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
                  : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
                  : "l"(from), "r"(uint32_t(valid)));
 }
 
-__device__ __forceinline__ void load_written(uint32_t *to, const bf16 *from, bool valid, std::integral_constant<int, 8>) {
+__device__ __forceinline__ void load_written(uint32_t *to, const bf16 *from, bool valid,
+                                             std::integral_constant<int, 8>) {
     asm volatile("{.reg .pred valid; setp.ne.u32 valid, %3, 0; @valid ld.global.v2.u32 {%0, %1}, [%2];}"
                  : "+r"(to[0]), "+r"(to[1])
                  : "l"(from), "r"(uint32_t(valid)));

@@ -1,21 +1,27 @@
-// Products of few rows: out[i][r] = sum_k x[i][k] W[r][k] for n = 1..64 rows of x, straight from the weights as they lie.
+// Products of few rows: out[i][r] = sum_k x[i][k] W[r][k] for n = 1..64 rows of x, straight from the weights as they
+// lie.
 //
-// Bound: the bytes of the weights. One pass over W serves up to 32 rows, through m16n8k16 tensor-core products with W as the
-// operand of 16 rows: column 2 r + h of the other operand is part h (high, low) of row r of x, so that one row costs no more
-// instructions than four, and the sum of the two accumulators is the product of x to 16 bits of mantissa.
+// Bound: the bytes of the weights. One pass over W serves up to 32 rows, through m16n8k16 tensor-core products with W
+// as the operand of 16 rows: column 2 r + h of the other operand is part h (high, low) of row r of x, so that one row
+// costs no more instructions than four, and the sum of the two accumulators is the product of x to 16 bits of mantissa.
 //
-// - A warp's unit is a RECORD: 16 rows by 256 columns. The records of a row tile are dealt to a TEAM of 2^split_log2 warps in
-//   turn; each warp sums its own in order, then the team adds the sums in the order of its warps. The split depends on the
-//   matrix alone, so a row has the same bits whatever runs beside it, with any number of rows, on any card.
-// - A warp walks its records over all tiles of its team as one stream: while it multiplies a chunk, the codes of one or two
-//   whole records after it are on their way in registers (8 KiB a warp for BF16, 4.5 KiB for 4 bits). The multiprocessor
-//   needs some 30 KiB in flight to be busy (4.3 TB/s, 0.9 us, 132 of them); 16 warps have two to four times that.
+// - A warp's unit is a RECORD: 16 rows by 256 columns. The records of a row tile are dealt to a TEAM of 2^split_log2
+//   warps in turn; each warp sums its own in order, then the team adds the sums in the order of its warps. The split
+//   depends on the matrix alone, so a row has the same bits whatever runs beside it, with any number of rows, on any
+//   card.
+// - A warp walks its records over all tiles of its team as one stream: while it multiplies a chunk, the codes of one or
+//   two whole records after it are on their way in registers (8 KiB a warp for BF16, 4.5 KiB for 4 bits). The
+//   multiprocessor needs some 30 KiB in flight to be busy (4.3 TB/s, 0.9 us, 132 of them); 16 warps have two to four
+//   times that.
 // - Weights are constant: the first records are asked for before the kernel before is done; everything else waits.
-// - Sums of a block of columns with one scale start from zero in the tensor core and are scaled as they are added in single
-//   precision, so that codes are exact. BF16 does the same per chunk, which breaks a long chain of dependent products.
-// - Two accumulators a row tile and four rows of x is all that lasts: registers stay under 128, 16 warps a multiprocessor.
+// - Sums of a block of columns with one scale start from zero in the tensor core and are scaled as they are added in
+//   single precision, so that codes are exact. BF16 does the same per chunk, which breaks a long chain of dependent
+//   products.
+// - Two accumulators a row tile and four rows of x is all that lasts: registers stay under 128, 16 warps a
+//   multiprocessor.
 //
-// A gated pair is a team of twice the warps, half of it on each matrix. Several matrices on one input are one list of tiles.
+// A gated pair is a team of twice the warps, half of it on each matrix. Several matrices on one input are one list of
+// tiles.
 #pragma once
 
 #include "../common/device.cuh"
@@ -39,7 +45,8 @@ struct Place {
     int task, slot, record;
 };
 
-// How a warp walks: the records of a task in steps of `warps`; with DOWN, the records of a row's slots one after the other.
+// How a warp walks: the records of a task in steps of `warps`; with DOWN, the records of a row's slots one after the
+// other.
 template <bool DOWN> struct Walk {
     Place first;
     int tasks, task_step, slots, records, warps;
@@ -63,7 +70,8 @@ template <bool DOWN> struct Walk {
 // sum[h] += scale * (the product of rows g + 8 h and one row of x over the blocks of a chunk).
 template <class Format>
 __device__ __forceinline__ void add_chunk(float (&sum)[2], const uint32_t (&a)[4][4], const Operand &x,
-                                          const float2 (&scale)[Format::BLOCKS], const float2 (&minimum)[Format::BLOCKS]) {
+                                          const float2 (&scale)[Format::BLOCKS],
+                                          const float2 (&minimum)[Format::BLOCKS]) {
     constexpr int STEPS = 4 / Format::BLOCKS;
 #pragma unroll
     for (int block = 0; block < Format::BLOCKS; block++) {
@@ -103,6 +111,9 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     constexpr int DEPTH = (AHEAD + CHUNKS - 1) / CHUNKS;
     // With less than a record ahead, the rest of a record is asked for while its first chunks are multiplied.
     constexpr bool WITHIN = AHEAD < CHUNKS;
+    // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it would keep a record's
+    // chunks from overlapping. More rows or more scales have work enough in one chunk, and no registers for two.
+    constexpr bool OVERLAP = TILES == 1 && Format::BLOCKS == 1;
     extern __shared__ __align__(256) uint8_t shared[];
     // Taken from lane 0, so that the compiler knows it for the whole warp.
     const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x) / WARP, 0);
@@ -117,7 +128,9 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     walk.slots = DOWN ? routing.slots : 1;
     walk.records = records;
     walk.warps = 1 << p.split_log2;
-    walk.first = {int(blockIdx.x) * team.teams + team.index, team.share / records, team.share % records};
+    // Without DOWN there are at least as many records as warps that share them.
+    walk.first = {int(blockIdx.x) * team.teams + team.index, 0, team.share};
+    if constexpr (DOWN) walk.first = {walk.first.task, team.share / records, team.share % records};
 
     const auto chunks_of = [&](int record) { return min(CHUNKS, chunks - record * CHUNKS); };
     // Where the codes of the record at a place are.
@@ -138,6 +151,11 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
 
     // The first weights: `ahead` is the place of the next chunk to ask for, and `record` where its codes are.
     typename Format::Chunk codes[AHEAD];
+    if constexpr (OVERLAP) {
+        // What is never loaded is multiplied by zero and must be finite.
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) codes[i] = {};
+    }
     typename Format::Scales scales[DEPTH];
     Place current = walk.first, ahead = walk.first;
     typename Format::Record record;
@@ -165,14 +183,16 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     };
     const auto x_end_of = [&](const Place &at) {
         const int left = p.cols - at.record * CHUNKS * tiles::CHUNK - lane % 4 * Format::Columns::RUN;
-        return at.task < walk.tasks ? left : 0;
+        return at.task < walk.tasks && rows_left > 0 ? left : 0;
     };
     Operand x[RING];
     int x_at = x_of(current);
     int x_end = x_end_of(current);
     const auto load_x = [&](Operand &to, int from, int end, int place) {
         const int chunk = place / TILES, nth = place % TILES;
-        if (8 * nth < rows_left) Format::Columns::load(to, p.x + uint32_t(from + nth * x_step), chunk * tiles::CHUNK, end);
+        if (TILES == 1 || 8 * nth < rows_left) {
+            Format::Columns::load(to, p.x + uint32_t(from + nth * x_step), chunk * tiles::CHUNK, end);
+        }
     };
 #pragma unroll
     for (int place = 0; place < RING; place++) {
@@ -204,11 +224,11 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             for (int chunk = 0; chunk < CHUNKS; chunk++) {
                 uint32_t a[4][4];
                 float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
-                const bool here = chunk < held;
                 auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
+                const bool here = OVERLAP || chunk < held;
                 if (here) {
                     decoder.fragments(a, of_chunk);
-                    Format::scales_of(scale, minimum, scales[depth], chunk);
+                    Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
                 }
 #pragma unroll
                 for (int nth = 0; nth < TILES; nth++) {

@@ -1,13 +1,14 @@
 // What the formats in tiles have in common: where a record's codes and scales lie.
 //
 // A format of product.cuh is
-//   ahead, operand_ring      chunks of codes (2, or whole records) and of x (of four rows each) that are on their way at once,
-//                            by groups of four rows: what 128 registers hold
+//   ahead, operand_ring      chunks of codes (2, or whole records) and of x (of four rows each) that are on their way
+//                            at once, by groups of four rows of x: what 128 registers hold
 //   BLOCKS, HAS_MINIMUM      scales of a chunk; whether a block has a minimum besides
 //   Columns                  the order of columns (operand.cuh)
 //   Record, open, advance    a record of a row tile as a lane sees it, and the one some records on in the tile
 //   Chunk, Scales, load      the registers that a chunk's codes and a record's scales come in, and their loads
-//   scales_of                the scales (and minimums) of rows g and g + 8 for the blocks of a chunk
+//   scales_of                the scales (and minimums) of rows g and g + 8 for the blocks of a chunk; zero for one that
+//                            the record does not hold, as a record's own scales are
 //   Decoder                  codes to the A registers of four steps; it may fill BYTES of shared memory at the start
 #pragma once
 

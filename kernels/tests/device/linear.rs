@@ -1,5 +1,5 @@
-//! Products of few rows against sums in double precision, in every tile format, and against themselves with other numbers of
-//! rows, bit for bit.
+//! Products of few rows against sums in double precision, in every tile format, and against themselves with other
+//! numbers of rows, bit for bit.
 
 use ironloom_core::DType;
 use ironloom_kernels::{
