@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     sample_weigh(const float *__restrict__ logits, const SampleOptions *__restrict__ options,
                  char *__restrict__ workspace, size_t row_bytes, int vocabulary, int by_vectors) {
-    __shared__ uint32_t masses[3][BUCKETS];
+    __shared__ uint32_t masses[3 * BUCKETS];
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t row = blockIdx.y;
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     if (cuts) {
         // Min-p comes after top-p.
         rule.lightest = 0.0;
-        for (int i = threadIdx.x; i < 3 * BUCKETS; i += SCAN_THREADS) masses[0][i] = 0;
+        for (int i = threadIdx.x; i < 3 * BUCKETS; i += SCAN_THREADS) masses[i] = 0;
         __syncthreads();
     }
 #pragma unroll 1
@@ -175,9 +175,9 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
                 if (weights[e] == 0.0) continue;
                 const int bucket = bucket_of(weights[e]);
                 const uint64_t whole = whole_of(weights[e], bucket);
-                atomicAdd(&masses[0][bucket], uint32_t(whole) & 0x3ffff);
-                atomicAdd(&masses[1][bucket], uint32_t(whole >> 18) & 0x3ffff);
-                atomicAdd(&masses[2][bucket], uint32_t(whole >> 36));
+                atomicAdd(&masses[bucket], uint32_t(whole) & 0x3ffff);
+                atomicAdd(&masses[BUCKETS + bucket], uint32_t(whole >> 18) & 0x3ffff);
+                atomicAdd(&masses[2 * BUCKETS + bucket], uint32_t(whole >> 36));
             }
         } else {
             double sum = __dadd_rn(__dadd_rn(weights[0], weights[1]), __dadd_rn(weights[2], weights[3]));
@@ -191,9 +191,10 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     if (!cuts) return;
     __syncthreads();
     for (int bucket = threadIdx.x; bucket < BUCKETS; bucket += SCAN_THREADS) {
-        const uint64_t low = masses[0][bucket] + (uint64_t(masses[1][bucket]) << 18);
+        const uint64_t low = masses[bucket] + (uint64_t(masses[BUCKETS + bucket]) << 18);
+        const uint64_t high = masses[2 * BUCKETS + bucket];
         if (low != 0) add_exactly(&parts.bucket_masses[2 * bucket], low);
-        if (masses[2][bucket] != 0) add_exactly(&parts.bucket_masses[2 * bucket + 1], masses[2][bucket]);
+        if (high != 0) add_exactly(&parts.bucket_masses[2 * bucket + 1], high);
     }
 }
 
