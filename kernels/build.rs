@@ -8,7 +8,7 @@
 //! at their first start. A file is compiled again when it, a header or the compiler has changed.
 
 use std::{
-    collections::hash_map::DefaultHasher,
+    collections::{BTreeMap, hash_map::DefaultHasher},
     env, fs,
     hash::{Hash, Hasher},
     path::{Path, PathBuf},
@@ -42,16 +42,9 @@ fn main() {
     architectures.sort_unstable();
     architectures.dedup();
     let newest = *architectures.last().expect("IRONLOOM_CUDA_ARCHS names at least one architecture");
-    let (mut headers, mut stems) = (Vec::new(), Vec::new());
-    collect(&folder, &mut headers, &mut stems);
-    headers.sort();
+    let entries = fs::read_dir(&folder).expect("the kernels' folder can be listed").flatten().map(|entry| entry.path());
+    let mut stems: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|name| name == "cu")).collect();
     stems.sort();
-    let mut common = DefaultHasher::new();
-    version.hash(&mut common);
-    for header in &headers {
-        fs::read(header).expect("a header can be read").hash(&mut common);
-    }
-    let common = common.finish();
 
     // One job for each file and target, the files that take longest first as the file size tells.
     let mut jobs: Vec<(PathBuf, Target)> = Vec::new();
@@ -68,7 +61,7 @@ fn main() {
                 loop {
                     let job = jobs.lock().expect("no compiler thread panicked").pop();
                     let Some((file, target)) = job else { break };
-                    compile(&nvcc, &file, target, &out, common);
+                    compile(&nvcc, &version, &file, target, &out);
                 }
             });
         }
@@ -124,12 +117,14 @@ impl Target {
     }
 }
 
-fn compile(nvcc: &Path, file: &Path, target: Target, out: &Path, common: u64) {
+fn compile(nvcc: &Path, version: &str, file: &Path, target: Target, out: &Path) {
     let stem = stem_of(file);
     let (output, report) = (target.file(out, &stem), target.report(out, &stem));
     let key_file = output.with_extension("key");
     let mut key = DefaultHasher::new();
-    (common, fs::read(file).expect("a source can be read"), target.flags()).hash(&mut key);
+    let mut sources = BTreeMap::new();
+    read_with_headers(file, &mut sources);
+    (version, sources, target.flags()).hash(&mut key);
     let key = format!("{:x}", key.finish());
     if output.exists() && report.exists() && fs::read_to_string(&key_file).is_ok_and(|old| old == key) {
         return;
@@ -165,19 +160,19 @@ fn find_nvcc(folder: &Path) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Sources are the files of the folder itself; headers may lie in folders below it.
-fn collect(folder: &Path, headers: &mut Vec<PathBuf>, sources: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("the kernels' folder can be listed").flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            collect(&path, headers, &mut Vec::new());
-            continue;
-        }
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("cu") => sources.push(path),
-            Some("cuh") => headers.push(path),
-            _ => {}
-        }
+/// The text of a source and of every header of ours that it includes.
+fn read_with_headers(file: &Path, texts: &mut BTreeMap<PathBuf, String>) {
+    if texts.contains_key(file) {
+        return;
+    }
+    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+    let names = text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.split('"').next());
+    let folder = file.parent().expect("a file lies in a folder");
+    let headers: Vec<PathBuf> = names.map(|name| folder.join(name)).collect();
+    texts.insert(file.to_owned(), text);
+    for header in headers {
+        let header = header.canonicalize().unwrap_or(header);
+        read_with_headers(&header, texts);
     }
 }
 

@@ -38,7 +38,8 @@ __device__ __forceinline__ void operand(const bf16 *high, int cols, int column, 
 // Blocks of four warps; `bias` may be null. `add` keeps what `out` holds and adds to it.
 template <class Format>
 __device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__ matrix, const bf16 *__restrict__ x,
-                                         const float *__restrict__ bias, int n, int rows, int cols, int add) {
+                                         const float *__restrict__ bias, int n, int rows, int cols, int out_stride,
+                                         int add) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int row = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
             const float sum = warp_sum(sums[i]);
             if (lane == i && first + i < n) {
-                float *to = out + size_t(first + i) * rows + row;
+                float *to = out + size_t(first + i) * out_stride + row;
                 const float total = bias ? sum + bias[row] : sum;
                 *to = add ? *to + total : total;
             }
@@ -73,8 +74,8 @@ __device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__
 #define LINEAR_PLAIN(name, Format)                                                                                           \
     extern "C" __global__ void __launch_bounds__(WARPS_PER_BLOCK * WARP, 4)                                                  \
         linear_plain_##name(float *out, const uint8_t *__restrict__ matrix, const bf16 *__restrict__ x,                      \
-                            const float *__restrict__ bias, int n, int rows, int cols, int add) {                            \
-        multiply<blocks::Format>(out, matrix, x, bias, n, rows, cols, add);                                                  \
+                            const float *__restrict__ bias, int n, int rows, int cols, int out_stride, int add) {            \
+        multiply<blocks::Format>(out, matrix, x, bias, n, rows, cols, out_stride, add);                                 \
     }
 
 LINEAR_PLAIN(f32, F32)

@@ -166,6 +166,15 @@ impl Gpu {
         self.inner.shared.memory()
     }
 
+    /// Bytes that may still be taken: what is free on the card, and what the budget leaves.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn available_bytes(&self) -> Result<usize> {
+        let left = self.inner.shared.budget.load(Relaxed).saturating_sub(self.held_bytes());
+        Ok(self.memory()?.0.min(left))
+    }
+
     /// Bytes taken from the driver by this program and not given back.
     pub fn held_bytes(&self) -> usize {
         self.inner.shared.held.load(Relaxed)

@@ -21,6 +21,8 @@
 mod add;
 mod advance;
 mod argmax;
+mod attention;
+mod attention_few;
 mod buffer;
 mod cublaslt;
 mod dequantize;
@@ -35,17 +37,22 @@ mod gpu;
 mod graph;
 mod images;
 mod launch;
+mod linear;
 mod linear_plain;
 mod mapped;
 mod rmsnorm;
+mod rope_append;
 mod rope_phases;
 mod route_experts;
 mod routed;
+mod sample;
 mod weights;
 
 pub use add::{AddGatedRows, add, add_bias, add_gated_rows, convert, scale};
 pub use advance::{Advance, Report, advance};
 pub use argmax::{Argmax, argmax, argmax_workspace};
+pub use attention::{Attention, Mask, attention};
+pub use attention_few::{AttentionFew, FewShape, FewWorkspace, attention_few};
 pub use buffer::{Buffer, Slice};
 pub use cublaslt::{Algorithm, CublasLt};
 pub use dequantize::{Dequantize, dequantize};
@@ -58,10 +65,17 @@ pub use gemm::{GatedProduct, Output, Product, gemm, gemm_gated};
 pub use gpu::{Gpu, Properties};
 pub use graph::{Event, Graph};
 pub use images::{Image, images};
+pub use linear::{
+    Linear, LinearRoutedDown, LinearRoutedGated, Matrix, Then, linear, linear_routed_down, linear_routed_gated,
+};
 pub use linear_plain::{LinearPlain, linear_plain};
 pub use mapped::Mapped;
 pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
+pub use rope_append::{KvDestination, RopeAppend, rope_append};
 pub use rope_phases::{RopePhases, rope_phases};
 pub use route_experts::{RouteExperts, route_experts};
-pub use routed::{RoutedCombine, RoutedDown, RoutedGated, RoutedSort, routed_combine, routed_down, routed_gated, routed_sort};
+pub use routed::{
+    RoutedCombine, RoutedDown, RoutedGated, RoutedSort, routed_combine, routed_down, routed_gated, routed_sort,
+};
+pub use sample::{Sample, SampleOptions, sample, sample_workspace};
 pub use weights::{TileFormat, WeightLayout};

@@ -27,8 +27,10 @@ pub struct LinearPlain<'a> {
     pub bias: Option<Slice<'a>>,
     /// Whether the product is added to what `out` holds (a residual) or takes its place.
     pub add: bool,
-    /// f32 `[n, rows]`.
+    /// f32, `n` rows of `rows`.
     pub out: Slice<'a>,
+    /// From one row of `out` to the next, in elements: `rows` where they follow each other.
+    pub out_stride: usize,
 }
 
 /// `out = x W^T + bias`, or added to `out`. A row's bits do not depend on the other rows.
@@ -37,13 +39,23 @@ pub struct LinearPlain<'a> {
 /// A slice is too small, the type holds no weights, or the launch fails.
 pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
     const OPERATION: &str = "linear_plain";
-    let LinearPlain { x, n, matrix, dtype, rows, cols, bias, add, out } = *call;
+    let LinearPlain { x, n, matrix, dtype, rows, cols, bias, add, out, out_stride } = *call;
     let layout = WeightLayout::Plain(dtype);
     let name = kernel_of!("linear", layout)
         .ok_or_else(|| Error::Unsupported { operation: OPERATION, what: dtype.name().to_owned() })?;
     let x = x.expect(OPERATION, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
     let matrix = matrix.expect(OPERATION, "the matrix in bytes", layout.bytes(rows, cols)?)?;
-    let out = out.expect(OPERATION, "the result in bytes", Form::F32.bytes(n, rows)?)?;
+    if out_stride < rows {
+        return Err(Error::Shape {
+            operation: OPERATION,
+            what: "the stride of out",
+            expected: rows,
+            found: out_stride,
+        });
+    }
+    let elements = n.saturating_sub(1).checked_mul(out_stride).and_then(|count| count.checked_add(rows));
+    let out =
+        out.expect(OPERATION, "the result in bytes", Form::F32.bytes(elements.ok_or(Error::SizeOverflow)?, 1)?)?;
     let bias = match bias {
         Some(bias) => bias.expect(OPERATION, "the bias in bytes", Form::F32.bytes(1, rows)?)?,
         None => 0,
@@ -54,10 +66,18 @@ pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
     // A warp has an output feature.
     let grid = [rows.div_ceil(WARPS_PER_BLOCK) as u32, 1, 1];
     let (n, rows) = (size(OPERATION, "rows of x", n)?, size(OPERATION, "output features", rows)?);
-    let cols = size(OPERATION, "input features", cols)?;
+    let (cols, stride) = (size(OPERATION, "input features", cols)?, size(OPERATION, "the stride of out", out_stride)?);
     let function = gpu.function(OPERATION, name)?;
-    let arguments =
-        Arguments::new().u64(out).u64(matrix).u64(x).u64(bias).i32(n).i32(rows).i32(cols).i32(i32::from(add));
+    let arguments = Arguments::new()
+        .u64(out)
+        .u64(matrix)
+        .u64(x)
+        .u64(bias)
+        .i32(n)
+        .i32(rows)
+        .i32(cols)
+        .i32(stride)
+        .i32(i32::from(add));
     gpu.launch(&function, Launch { grid, threads: 32 * WARPS_PER_BLOCK as u32, shared_bytes: 0 }, arguments)
 }
 

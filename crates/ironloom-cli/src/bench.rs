@@ -96,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let tests = tests(arguments, opened.config.context_length)?;
     let threads: Vec<Option<u16>> =
         if arguments.threads.is_empty() { vec![None] } else { arguments.threads.iter().copied().map(Some).collect() };
-    let loaded = opened.load(arguments.device.open(threads[0]), 1, arguments.weights, console)?;
+    let loaded = opened.load(arguments.device.open(threads[0])?, 1, arguments.weights, console)?;
     let model = &loaded.model;
     let parameters = model.config().parameters();
     let (architecture, format) = (model.config().architecture, model.weight_format());
@@ -106,7 +106,11 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
         console.print(TABLE_HEAD)?;
     }
     for threads in threads {
-        let device = arguments.device.open(threads);
+        let device = match loaded.device {
+            // The weights are on the card it was opened as.
+            Device::Cuda(_) => loaded.device.clone(),
+            _ => arguments.device.open(threads)?,
+        };
         let description = device.describe();
         for &depth in &arguments.depths {
             let mut bench = Bench::new(model.clone(), device.clone(), depth, arguments, console)?;

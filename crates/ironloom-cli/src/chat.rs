@@ -83,8 +83,10 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
             arguments.model.display()
         )
     })?;
-    let context = opened.choose_context(&arguments.options, console)?;
-    let loaded = opened.load(arguments.machine.open(), context, arguments.options.weights, console)?;
+    let device = arguments.machine.open()?;
+    let available = arguments.machine.device.available(&device)?;
+    let context = opened.choose_context(&device, available, &arguments.options, console)?;
+    let loaded = opened.load(device, context, arguments.options.weights, console)?;
     let conversation = Conversation::new(loaded.session()?, tokenizer, template, arguments.system.as_deref());
     let mut chat = Chat { arguments, console, sampling, conversation };
     if input.is_edited() {

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use ironloom_core::{MemoryPlan, format_bytes};
+use ironloom_core::format_bytes;
 use ironloom_decode::{Session, SessionOptions};
 use ironloom_lm::{
     Config, LoadOptions, Model,
@@ -114,9 +114,14 @@ impl Opened {
     ///
     /// # Errors
     /// What is asked for is longer than the model's own context, or does not fit.
-    pub(crate) fn choose_context(&self, options: &ModelOptions, console: &Console) -> Result<usize> {
-        let available = MemoryPlan::available_host_memory();
-        let plan = |context| memory::plan(&self.checkpoint, &self.config, options.weights.into(), context);
+    pub(crate) fn choose_context(
+        &self,
+        device: &Device,
+        available: Option<u64>,
+        options: &ModelOptions,
+        console: &Console,
+    ) -> Result<usize> {
+        let plan = |context| memory::plan(&self.checkpoint, &self.config, device, options.weights.into(), context);
         let context = memory::choose_context(&self.config, options.context, available, plan)
             .with_context(|| format!("cannot use {}", self.path.display()))?;
         if options.context.is_none() && context < self.config.context_length {
@@ -125,6 +130,14 @@ impl Opened {
                 available.map(format_bytes).unwrap_or_default(),
                 self.config.context_length,
                 plan(context)
+            ));
+        }
+        if let (Device::Cuda(_), Some(available)) = (device, available) {
+            console.note(format_args!(
+                "plan: {} of {} on {}",
+                plan(context),
+                format_bytes(available),
+                device.describe()
             ));
         }
         Ok(context)
@@ -142,6 +155,13 @@ impl Opened {
         let model = Model::load(&self.checkpoint, &device, &options).map_err(|error| named(&self.path, error))?;
         drop(progress);
         warn_of_unused(&model, console);
+        let slow = model.slow_formats();
+        if !slow.is_empty() {
+            console.warn(format_args!(
+                "weights of type {} have no fast kernel on this device and run slowly; --weights holds them otherwise",
+                slow.join(", ")
+            ));
+        }
         Ok(Loaded { model: Arc::new(model), device, context, time: start.elapsed() })
     }
 }

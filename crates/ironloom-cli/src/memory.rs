@@ -4,6 +4,7 @@ use anyhow::Result;
 use ironloom_core::MemoryPlan;
 use ironloom_lm::Config;
 use ironloom_quant::WeightFormat;
+use ironloom_tensor::Device;
 use ironloom_weights::Checkpoint;
 
 /// A context is not shortened below this without being asked to.
@@ -12,10 +13,16 @@ const SHORTEST: usize = 512;
 const ADVICE: &str = "use a shorter --context, hold the weights in fewer bits (--weights int4) or close other programs";
 
 /// What the weights of `checkpoint` take, held as `format`, with a cache of `context` positions.
-pub(crate) fn plan(checkpoint: &Checkpoint, config: &Config, format: WeightFormat, context: usize) -> MemoryPlan {
+pub(crate) fn plan(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    device: &Device,
+    format: WeightFormat,
+    context: usize,
+) -> MemoryPlan {
     MemoryPlan::new()
         .with("weights", config.weight_bytes(checkpoint, format))
-        .with(format!("cache of {context} positions"), config.cache_bytes(context))
+        .with(format!("cache of {context} positions"), config.cache_bytes(device, context))
 }
 
 /// The context to open and its plan: the one `asked` for, or else the longest that fits, halving from the model's own.
@@ -47,7 +54,9 @@ mod tests {
 
     fn choose(asked: Option<usize>, available: u64) -> Result<usize> {
         let config = Config::moe_55m();
-        let plan = |context| MemoryPlan::new().with("weights", 100 << 20).with("cache", config.cache_bytes(context));
+        let plan = |context| {
+            MemoryPlan::new().with("weights", 100 << 20).with("cache", config.cache_bytes(&Device::cpu(1), context))
+        };
         choose_context(&config, asked, Some(available), plan)
     }
 
@@ -55,7 +64,7 @@ mod tests {
     fn an_unasked_context_is_the_longest_that_fits() {
         let full = Config::moe_55m().context_length;
         assert_eq!(choose(None, u64::MAX).unwrap(), full);
-        let half = (100 << 20) + Config::moe_55m().cache_bytes(full / 2);
+        let half = (100 << 20) + Config::moe_55m().cache_bytes(&Device::cpu(1), full / 2);
         assert_eq!(choose(None, half).unwrap(), full / 2);
         assert_eq!(choose(None, half - 1).unwrap(), full / 4);
     }

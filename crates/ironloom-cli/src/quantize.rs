@@ -120,7 +120,7 @@ fn export(arguments: &Arguments, checkpoint: &Checkpoint, console: &Console) -> 
             resume_unwind(Box::new(Interrupted));
         }
     };
-    let threads = arguments.machine.open().threads().clone();
+    let threads = arguments.machine.threads();
     let options = ExportOptions { dtype: arguments.dtype, threads, progress: Some(&progress) };
     match catch_unwind(AssertUnwindSafe(|| to_gguf(checkpoint, &arguments.output, &options))) {
         Ok(exported) => {

@@ -77,11 +77,13 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let opened = Opened::new(&arguments.model)?;
     let tokenizer = opened.tokenizer()?;
     let ids = prompt_ids(arguments, &opened, &tokenizer, console)?;
-    let context = opened.choose_context(&arguments.options, console)?;
+    let device = arguments.machine.open()?;
+    let available = arguments.machine.device.available(&device)?;
+    let context = opened.choose_context(&device, available, &arguments.options, console)?;
     if ids.len() > context {
         return Err(Error::PromptTooLong { prompt: ids.len(), held: 0, context }.into());
     }
-    let loaded = opened.load(arguments.machine.open(), context, arguments.options.weights, console)?;
+    let loaded = opened.load(device, context, arguments.options.weights, console)?;
     let mut session = loaded.session()?;
 
     let work = Work::begin(1);

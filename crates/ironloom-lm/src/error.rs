@@ -57,6 +57,12 @@ pub enum Error {
     /// A packed matrix refused.
     #[error("tensor {tensor:?}: {source}")]
     Pack { tensor: String, source: ironloom_quant::Error },
+    /// A weight could not be packed for its device.
+    #[error("tensor {tensor:?}: {source}")]
+    Weight { tensor: String, source: ironloom_tensor::Error },
+    /// A graphics card refused.
+    #[error(transparent)]
+    Kernels(#[from] ironloom_kernels::Error),
     /// A building block refused.
     #[error(transparent)]
     Nn(#[from] ironloom_nn::Error),

@@ -7,7 +7,7 @@
 use ironloom_nn::{FeedForward, Linear};
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, Routing},
+    ops::{self, ExpertWeights, Routing},
 };
 
 use crate::Result;
@@ -28,34 +28,26 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// `[n, width]` to `[n, width]`.
+    /// `residual` `[n, width]` plus the block's output for `x [n, width]`.
     ///
     /// # Errors
     /// A shape does not fit.
-    pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
+    pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
         let routing = self.route(cx, x)?;
-        let mut out = match &self.shared {
-            None => Tensor::zeros(*x.shape())?,
-            Some((shared, None)) => shared.forward(cx, x)?,
+        let sum = match &self.shared {
+            None => residual,
+            Some((shared, None)) => shared.forward_add(cx, residual, x)?,
             Some((shared, Some(gate))) => {
-                let gate = gate.forward(cx, x)?;
-                ops::scale_rows_by_sigmoid(cx, shared.forward(cx, x)?, &gate)?
+                ops::add_gated_rows(cx, residual, &shared.forward(cx, x)?, &gate.forward(cx, x)?)?
             }
         };
-        for (number, expert) in self.experts.iter().enumerate() {
-            let slots = routing.experts.iter().enumerate().filter(|(_, chosen)| **chosen as usize == number);
-            let (rows, weights): (Vec<u32>, Vec<f32>) =
-                slots.map(|(slot, _)| ((slot / self.per_row) as u32, routing.weights[slot])).unzip();
-            if rows.is_empty() {
-                continue;
-            }
-            let y = match rows.len() == x.rows() {
-                true => expert.forward(cx, x)?,
-                false => expert.forward(cx, &ops::gather_rows(cx, x, &rows)?)?,
-            };
-            out = ops::scatter_add_rows(cx, out, &rows, &y, &weights)?;
-        }
-        Ok(out)
+        let experts: Vec<ExpertWeights<'_>> = self
+            .experts
+            .iter()
+            .map(|expert| ExpertWeights { gate: &expert.gate.weight, up: &expert.up.weight, down: &expert.down.weight })
+            .collect();
+        let activation = self.experts.first().map_or(ops::Activation::Silu, |expert| expert.activation);
+        Ok(ops::routed_experts(cx, sum, x, &routing, &experts, activation)?)
     }
 
     /// Which experts the rows go to, and with what weights.

@@ -27,10 +27,11 @@ pub mod export;
 mod load;
 mod model;
 mod names;
+mod passes;
 pub mod text;
 
 pub use config::{Architecture, Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, SharedExpertConfig};
 pub use error::{Error, Result};
 pub use experts::Experts;
-pub use load::LoadOptions;
+pub use load::{LoadOptions, available_memory};
 pub use model::{LogitRows, Model};

@@ -4,18 +4,22 @@
 //! numbers. Missing tensors are collected and refused together. Matrices are packed one at a time, and the pages of the
 //! mapped file are given back after each, so that a model is never in memory twice.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    sync::{Mutex, PoisonError},
+};
 
 use ironloom_core::{MemoryPlan, Philox, Shape};
 use ironloom_nn::{Attention, Embedding, FeedForward, Linear, RmsNorm};
-use ironloom_quant::{PackedMatrix, WeightFormat};
-use ironloom_tensor::{Device, Tensor, Weight, ops::AttentionOptions};
+use ironloom_quant::WeightFormat;
+use ironloom_tensor::{Device, StoredMatrix, Tensor, Weight, ops::AttentionOptions};
 use ironloom_weights::{Checkpoint, Format, TensorData};
 
 use crate::{
     Architecture, Config, Error, Experts, FeedForwardConfig, Model, Result,
     model::{Block, BlockFeedForward, plan},
     names::{Naming, Part, interleaved_rows},
+    passes::Passes,
 };
 
 /// How a model is loaded.
@@ -42,8 +46,8 @@ impl Model {
     pub fn load(checkpoint: &Checkpoint, device: &Device, options: &LoadOptions<'_>) -> Result<Self> {
         let config = Config::from_checkpoint(checkpoint)?;
         let total: u64 = checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum();
-        if let Some(available) = MemoryPlan::available_host_memory() {
-            plan(&config, config.weight_bytes(checkpoint, options.format), 0, 1)
+        if let Some(available) = available_memory(device)? {
+            plan(&config, device, config.weight_bytes(checkpoint, options.format), 0, 1)
                 .check(available, "load a smaller or a more strongly quantized model, or close other programs")?;
         }
         let naming = match checkpoint.format() {
@@ -75,9 +79,20 @@ impl Model {
     /// The configuration contradicts itself.
     pub fn random(config: &Config, device: &Device, format: WeightFormat, seed: u64) -> Result<Self> {
         let options = LoadOptions { format, progress: None };
-        let source = RandomSource { draws: Philox::new(seed, 0) };
+        let source = RandomSource { seed, matrices: 0 };
         Builder { config, device, options: &options, source }.model(Naming::Gguf)
     }
+}
+
+/// Bytes that a model may take on `device`, where that is known.
+///
+/// # Errors
+/// The device fails.
+pub fn available_memory(device: &Device) -> Result<Option<u64>> {
+    Ok(match device {
+        Device::Cuda(cuda) => Some(cuda.gpu().available_bytes()? as u64),
+        _ => MemoryPlan::available_host_memory(),
+    })
 }
 
 /// Which rows of a stored tensor make a matrix.
@@ -101,7 +116,7 @@ trait Source {
         rows: Rows,
         format: WeightFormat,
         device: &Device,
-    ) -> Result<PackedMatrix>;
+    ) -> Result<Weight>;
     fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Vec<f32>>;
     /// Called after every layer: what was read is packed.
     fn release(&self);
@@ -140,8 +155,7 @@ impl Source for CheckpointSource<'_> {
         picked: Rows,
         format: WeightFormat,
         device: &Device,
-    ) -> Result<PackedMatrix> {
-        let threads = device.threads();
+    ) -> Result<Weight> {
         let stored = match &picked {
             Rows::Pick { of, .. } => Shape::from([*of, cols]),
             Rows::Block { of, .. } => Shape::from([*of, rows, cols]),
@@ -151,9 +165,9 @@ impl Source for CheckpointSource<'_> {
         if stored == Shape::from([1, cols]) {
             accepted.push(Shape::from([cols]));
         }
-        let pack = |source| Error::Pack { tensor: name.to_owned(), source };
+        let pack = |source| Error::Weight { tensor: name.to_owned(), source };
         let Some(data) = self.tensor(name, &accepted)? else {
-            return PackedMatrix::from_f32(&[0.0], 1, 1, WeightFormat::Keep, threads).map_err(pack);
+            return Weight::from_f32(device, &[0.0], [1, 1], WeightFormat::Keep).map_err(pack);
         };
         let row_bytes = data.dtype.bytes_for(cols)?;
         let row = |row: usize| &data.bytes[row * row_bytes..][..row_bytes];
@@ -163,7 +177,8 @@ impl Source for CheckpointSource<'_> {
             Rows::Pick { rows, .. } => (rows.iter().flat_map(|&picked| row(picked as usize)).copied().collect(), None),
             Rows::Block { index, .. } => (data.bytes[index * rows * row_bytes..][..rows * row_bytes].into(), None),
         };
-        let matrix = PackedMatrix::from_stored(data.dtype, &bytes, rows, cols, order, format, threads);
+        let stored = StoredMatrix { dtype: data.dtype, bytes: &bytes, rows, cols, row_order: order };
+        let matrix = Weight::from_stored(device, &stored, format);
         self.done += (rows * row_bytes) as u64;
         data.bytes.release();
         matrix.map_err(pack)
@@ -192,7 +207,9 @@ impl Source for CheckpointSource<'_> {
 }
 
 struct RandomSource {
-    draws: Philox,
+    seed: u64,
+    /// Matrices made.
+    matrices: u64,
 }
 
 impl Source for RandomSource {
@@ -203,16 +220,26 @@ impl Source for RandomSource {
         _: Rows,
         format: WeightFormat,
         device: &Device,
-    ) -> Result<PackedMatrix> {
-        // Sums of four uniform bytes are near enough to normal, and a large model is made in seconds.
-        let values: Vec<f32> = (0..rows * cols)
-            .map(|_| {
-                let sum: u32 = self.draws.next_u32().to_le_bytes().iter().map(|byte| u32::from(*byte)).sum();
-                (sum as f32 - 510.0) * (0.02 / 147.8)
-            })
-            .collect();
-        PackedMatrix::from_f32(&values, rows, cols, format, device.threads())
-            .map_err(|source| Error::Pack { tensor: name.to_owned(), source })
+    ) -> Result<Weight> {
+        // Sums of four uniform bytes are near enough to normal, and a large model is made in seconds: each row has a stream
+        // of its own, so that the threads share the rows.
+        let matrix = self.matrices;
+        self.matrices += 1;
+        let mut values = vec![0.0f32; rows * cols];
+        let places: Vec<Mutex<&mut [f32]>> = values.chunks_mut(cols.max(1)).map(Mutex::new).collect();
+        device.threads().run_ranges(rows, 16, |range| {
+            for row in range {
+                let mut draws = Philox::new(self.seed, (matrix << 32) + row as u64);
+                let mut place = places[row].lock().unwrap_or_else(PoisonError::into_inner);
+                for value in place.iter_mut() {
+                    let sum: u32 = draws.next_u32().to_le_bytes().iter().map(|byte| u32::from(*byte)).sum();
+                    *value = (sum as f32 - 510.0) * (0.02 / 147.8);
+                }
+            }
+        });
+        drop(places);
+        Weight::from_f32(device, &values, [rows, cols], format)
+            .map_err(|source| Error::Weight { tensor: name.to_owned(), source })
     }
 
     fn vector(&mut self, name: &str, length: usize, _: Option<&[u32]>) -> Result<Vec<f32>> {
@@ -242,7 +269,7 @@ impl<S: Source> Builder<'_, S> {
             .map(|rope| {
                 let (frequencies, factor) = rope.inverse_frequencies()?;
                 let half = frequencies.len();
-                Ok((Tensor::from_f32(frequencies, [half])?, factor))
+                Ok((Tensor::from_f32(frequencies, [half])?.to_device(self.device)?, factor))
             })
             .collect::<Result<Vec<_>>>()?;
         let table = [config.vocab_size, config.width];
@@ -264,6 +291,8 @@ impl<S: Source> Builder<'_, S> {
             ropes,
             unused: Vec::new(),
             config: config.clone(),
+            device: self.device.clone(),
+            passes: Passes::default(),
         })
     }
 
@@ -297,11 +326,11 @@ impl<S: Source> Builder<'_, S> {
             false => Ok(None),
         };
         let feed_forward = match options.feed_forward {
-            FeedForwardConfig::Dense { width: inner } => BlockFeedForward::Dense(Box::new(self.gated(
-                [name(Part::Gate), name(Part::Up), name(Part::Down)],
-                inner,
-                config.feed_forward_bias,
-            )?)),
+            FeedForwardConfig::Dense { width: inner } => {
+                let names = [name(Part::Gate), name(Part::Up), name(Part::Down)];
+                let block = Box::new(self.gated(names, inner, config.feed_forward_bias)?);
+                BlockFeedForward::Dense(block, post_norm(self, Part::FeedForwardPostNorm)?)
+            }
             FeedForwardConfig::Routed => BlockFeedForward::Routed(Box::new(self.experts(naming, layer)?)),
         };
         Ok(Block {
@@ -322,7 +351,6 @@ impl<S: Source> Builder<'_, S> {
             attention_post_norm: post_norm(self, Part::AttentionPostNorm)?,
             feed_forward_norm: self.norm(name(Part::FeedForwardNorm), width)?,
             feed_forward,
-            feed_forward_post_norm: post_norm(self, Part::FeedForwardPostNorm)?,
             rope: options.rope,
         })
     }
@@ -363,7 +391,13 @@ impl<S: Source> Builder<'_, S> {
                 Naming::HuggingFace { .. } => Rows::All,
             };
             let mut matrix = |part, shape| -> Result<Linear> {
-                Ok(Linear { weight: self.weight(name(part), shape, rows())?, bias: None })
+                let mut weight = self.weight(name(part), shape, rows())?;
+                if weight.is_slow() {
+                    // Kernels of routed experts read tiles only: types without them are held as bfloat16.
+                    let name = format!("{}.weight", name(part));
+                    weight = self.source.matrix(&name, shape, rows(), WeightFormat::Bf16, self.device)?;
+                }
+                Ok(Linear { weight, bias: None })
             };
             all.push(FeedForward {
                 gate: matrix(Part::ExpertGate(expert), [experts.width, width])?,
@@ -372,6 +406,10 @@ impl<S: Source> Builder<'_, S> {
                 activation: self.config.activation,
             });
         }
+        let device = self.device;
+        stack(device, &mut all, |expert| &mut expert.gate.weight)?;
+        stack(device, &mut all, |expert| &mut expert.up.weight)?;
+        stack(device, &mut all, |expert| &mut expert.down.weight)?;
         let shared = match experts.shared {
             None => None,
             Some(shared) => {
@@ -395,8 +433,8 @@ impl<S: Source> Builder<'_, S> {
     /// A router is small and decides much: it is never quantized on load.
     fn router(&mut self, name: String, rows: usize) -> Result<Linear> {
         let (name, shape) = (format!("{name}.weight"), [rows, self.config.width]);
-        let matrix = self.source.matrix(&name, shape, Rows::All, WeightFormat::Keep, self.device)?;
-        Ok(Linear { weight: Weight::cpu(matrix), bias: None })
+        let weight = self.source.matrix(&name, shape, Rows::All, WeightFormat::Keep, self.device)?;
+        Ok(Linear { weight, bias: None })
     }
 
     fn gated(&mut self, [gate, up, down]: [String; 3], inner: usize, bias: bool) -> Result<FeedForward> {
@@ -418,18 +456,18 @@ impl<S: Source> Builder<'_, S> {
     }
 
     fn weight(&mut self, name: String, shape: [usize; 2], rows: Rows) -> Result<Weight> {
-        let matrix = self.source.matrix(&format!("{name}.weight"), shape, rows, self.options.format, self.device)?;
+        let weight = self.source.matrix(&format!("{name}.weight"), shape, rows, self.options.format, self.device)?;
         if let Some(progress) = self.options.progress {
             let (done, total) = self.source.progress();
             progress(done, total);
         }
-        Ok(Weight::cpu(matrix))
+        Ok(weight)
     }
 
     fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Tensor> {
         let values = self.source.vector(name, length, order)?;
         let length = values.len();
-        Ok(Tensor::from_f32(values, [length])?)
+        Ok(Tensor::from_f32(values, [length])?.to_device(self.device)?)
     }
 
     fn norm(&mut self, name: String, width: usize) -> Result<RmsNorm> {
@@ -437,6 +475,20 @@ impl<S: Source> Builder<'_, S> {
         if self.config.norms_less_one {
             weight.iter_mut().for_each(|weight| *weight += 1.0);
         }
-        Ok(RmsNorm { weight: Tensor::from_f32(weight, [width])?, epsilon: self.config.rms_epsilon })
+        let weight = Tensor::from_f32(weight, [width])?.to_device(self.device)?;
+        Ok(RmsNorm { weight, epsilon: self.config.rms_epsilon })
     }
+}
+
+/// Puts one matrix of every expert into one piece of the device's memory.
+fn stack(
+    device: &Device,
+    experts: &mut [FeedForward],
+    weight: impl for<'a> Fn(&'a mut FeedForward) -> &'a mut Weight,
+) -> Result<()> {
+    let alone = experts.iter_mut().map(|expert| weight(expert).clone()).collect();
+    for (expert, stacked) in experts.iter_mut().zip(Weight::stack(device, alone)?) {
+        *weight(expert) = stacked;
+    }
+    Ok(())
 }

@@ -10,10 +10,10 @@
 //! decoding, a batch, a verify pass of a speculation are all the same call. A row's logits are the same bits in each.
 
 use ironloom_core::MemoryPlan;
-use ironloom_nn::{Attention, AttentionInput, Embedding, FeedForward, KvCache, Linear, RmsNorm, Span};
-use ironloom_tensor::{Context, Tensor, ops};
+use ironloom_nn::{Attention, AttentionInput, Embedding, FeedForward, KvCache, Linear, PassRows, RmsNorm, Span};
+use ironloom_tensor::{Context, Device, Indices, Path, Tensor, Weight, ops};
 
-use crate::{Config, Error, Experts, Result};
+use crate::{Config, Error, Experts, Result, passes::Passes};
 
 /// A language model, ready to run on the device it was loaded for.
 #[derive(Debug)]
@@ -27,6 +27,10 @@ pub struct Model {
     /// Inverse frequencies `[half]` and the factor on sines and cosines, for each of the configuration's ropes.
     pub(crate) ropes: Vec<(Tensor, f32)>,
     pub(crate) unused: Vec<String>,
+    /// Where the weights are.
+    pub(crate) device: Device,
+    /// Captured passes of few rows.
+    pub(crate) passes: Passes,
 }
 
 /// One layer.
@@ -37,14 +41,14 @@ pub(crate) struct Block {
     pub(crate) attention_post_norm: Option<RmsNorm>,
     pub(crate) feed_forward_norm: RmsNorm,
     pub(crate) feed_forward: BlockFeedForward,
-    pub(crate) feed_forward_post_norm: Option<RmsNorm>,
     /// Which of the model's ropes it turns by.
     pub(crate) rope: usize,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum BlockFeedForward {
-    Dense(Box<FeedForward>),
+    /// The block and the norm of its output, where the family has one.
+    Dense(Box<FeedForward>, Option<RmsNorm>),
     Routed(Box<Experts>),
 }
 
@@ -80,7 +84,7 @@ impl Model {
             let attention = &block.attention;
             total += linear(&attention.q) + linear(&attention.k) + linear(&attention.v) + linear(&attention.out);
             total += match &block.feed_forward {
-                BlockFeedForward::Dense(block) => gated(block),
+                BlockFeedForward::Dense(block, _) => gated(block),
                 BlockFeedForward::Routed(experts) => {
                     let shared = experts.shared.as_ref().map_or(0, |(shared, _)| gated(shared));
                     linear(&experts.router) + experts.experts.iter().map(gated).sum::<usize>() + shared
@@ -88,6 +92,25 @@ impl Model {
             };
         }
         total as u64
+    }
+
+    /// The types of weights that products of few rows read through a slow kernel on the model's device.
+    pub fn slow_formats(&self) -> Vec<&'static str> {
+        let mut formats: Vec<&str> = Vec::new();
+        let mut see = |weight: &Weight| {
+            if weight.is_slow() && !formats.contains(&weight.format()) {
+                formats.push(weight.format());
+            }
+        };
+        see(&self.head.weight);
+        for block in &self.blocks {
+            let attention = &block.attention;
+            [&attention.q, &attention.k, &attention.v, &attention.out].iter().for_each(|layer| see(&layer.weight));
+            if let BlockFeedForward::Dense(block, _) = &block.feed_forward {
+                [&block.gate, &block.up, &block.down].iter().for_each(|layer| see(&layer.weight));
+            }
+        }
+        formats
     }
 
     /// The packed form of the layers' weights, such as `Q4_1`; `mixed` where they differ.
@@ -106,14 +129,19 @@ impl Model {
         if all.all(|format| format == first) { first } else { "mixed" }
     }
 
+    /// Where the model's weights are, and its passes run.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// An empty cache for one sequence.
     pub fn new_cache(&self) -> KvCache {
-        KvCache::new(self.config.layers.len(), self.config.kv_heads, self.config.head_width)
+        KvCache::new(&self.device, self.config.layers.len(), self.config.kv_heads, self.config.head_width)
     }
 
     /// What a session of `positions` positions holds: weights, cache, and the activations of a prompt's chunk of `chunk` rows.
     pub fn memory_plan(&self, positions: usize, chunk: usize) -> MemoryPlan {
-        plan(&self.config, self.weight_bytes(), positions, chunk)
+        plan(&self.config, &self.device, self.weight_bytes(), positions, chunk)
     }
 
     /// Runs `ids`, whose rows belong to `spans` one after the other, and appends them to the spans' caches. The logits are
@@ -135,7 +163,7 @@ impl Model {
             if span.rows == 0 {
                 return Err(Error::Count { what: "a span's number of rows", expected: 1, found: 0 });
             }
-            count("the number of the cache's layers", self.blocks.len(), span.cache.layers())?;
+            count("the number of the cache's layers", self.blocks.len(), span.cache.layers().len())?;
             if start + span.rows > self.config.context_length {
                 return Err(Error::ContextFull { limit: self.config.context_length, found: start + span.rows });
             }
@@ -143,20 +171,49 @@ impl Model {
             last_rows.push(positions.len() as u32 - 1);
             lengths.push(start);
         }
-        let hidden = self.hidden(cx, ids, spans, &positions);
-        if hidden.is_err() {
+        let logits = match cx.device {
+            Device::Cpu(_) => self.whole_pass(cx, ids, &positions, spans, &last_rows, rows),
+            _ => self.pass_in_parts(cx, ids, spans, rows),
+        };
+        if logits.is_err() {
             // Layers before the failure have appended rows: take them back.
             spans.iter_mut().zip(lengths).for_each(|(span, length)| span.cache.truncate(length));
         }
-        let hidden = match rows {
-            LogitRows::All => hidden?,
-            LogitRows::Last => ops::gather_rows(cx, &hidden?, &last_rows)?,
-        };
-        Ok(self.head.forward(cx, &self.output_norm.forward(cx, &hidden)?)?)
+        logits
+    }
+
+    /// All rows of a pass through every layer together; the logits of `last_rows` or of all.
+    pub(crate) fn whole_pass(
+        &self,
+        cx: &Context,
+        ids: &[u32],
+        positions: &[u32],
+        spans: &mut [Span<'_>],
+        last_rows: &[u32],
+        rows: LogitRows,
+    ) -> Result<Tensor> {
+        let (ids, positions) = (Indices::new(cx.device, ids)?, Indices::new(cx.device, positions)?);
+        let hidden = self.hidden(cx, &ids, &positions, &mut PassRows::Spans(spans))?;
+        match rows {
+            LogitRows::All => self.logits(cx, &hidden),
+            // A row's logits must not depend on how many rows its prompt had.
+            LogitRows::Last => self.logits(&cx.with_path(Path::Few), &ops::gather_rows(cx, &hidden, last_rows)?),
+        }
+    }
+
+    /// The logits of rows after the last layer.
+    pub(crate) fn logits(&self, cx: &Context, hidden: &Tensor) -> Result<Tensor> {
+        Ok(self.head.forward(cx, &self.output_norm.forward(cx, hidden)?)?)
     }
 
     /// The rows after the last layer, before the output norm.
-    fn hidden(&self, cx: &Context, ids: &[u32], spans: &mut [Span<'_>], positions: &[u32]) -> Result<Tensor> {
+    pub(crate) fn hidden(
+        &self,
+        cx: &Context,
+        ids: &Indices,
+        positions: &Indices,
+        rows: &mut PassRows<'_, '_>,
+    ) -> Result<Tensor> {
         let phases = self
             .ropes
             .iter()
@@ -164,7 +221,11 @@ impl Model {
             .collect::<ironloom_tensor::Result<Vec<_>>>()?;
         let mut x = self.embedding.forward(cx, ids)?;
         for (layer, block) in self.blocks.iter().enumerate() {
-            x = block.forward(cx, x, AttentionInput { phases: &phases[block.rope], spans: &mut *spans, layer })?;
+            let rows = match rows {
+                PassRows::Spans(spans) => PassRows::Spans(&mut **spans),
+                PassRows::Table(table) => PassRows::Table(table),
+            };
+            x = block.forward(cx, x, AttentionInput { phases: &phases[block.rope], rows, layer })?;
         }
         Ok(x)
     }
@@ -172,25 +233,22 @@ impl Model {
 
 impl Block {
     fn forward(&self, cx: &Context, x: Tensor, input: AttentionInput<'_, '_>) -> Result<Tensor> {
-        let mut delta = self.attention.forward(cx, &self.attention_norm.forward(cx, &x)?, input)?;
-        if let Some(norm) = &self.attention_post_norm {
-            delta = norm.forward(cx, &delta)?;
-        }
-        let x = ops::add(cx, x, &delta)?;
-        let normed = self.feed_forward_norm.forward(cx, &x)?;
-        let mut delta = match &self.feed_forward {
-            BlockFeedForward::Dense(block) => block.forward(cx, &normed)?,
-            BlockFeedForward::Routed(experts) => experts.forward(cx, &normed)?,
+        let normed = self.attention_norm.forward(cx, &x)?;
+        let x = match &self.attention_post_norm {
+            None => self.attention.forward_add(cx, x, &normed, input)?,
+            Some(norm) => norm.forward_add(cx, x, &self.attention.forward(cx, &normed, input)?)?,
         };
-        if let Some(norm) = &self.feed_forward_post_norm {
-            delta = norm.forward(cx, &delta)?;
-        }
-        Ok(ops::add(cx, x, &delta)?)
+        let normed = self.feed_forward_norm.forward(cx, &x)?;
+        Ok(match &self.feed_forward {
+            BlockFeedForward::Dense(block, None) => block.forward_add(cx, x, &normed)?,
+            BlockFeedForward::Dense(block, Some(norm)) => norm.forward_add(cx, x, &block.forward(cx, &normed)?)?,
+            BlockFeedForward::Routed(experts) => experts.forward_add(cx, x, &normed)?,
+        })
     }
 }
 
 /// Weights, cache and activations of a session, in bytes.
-pub(crate) fn plan(config: &Config, weight_bytes: u64, positions: usize, chunk: usize) -> MemoryPlan {
+pub(crate) fn plan(config: &Config, device: &Device, weight_bytes: u64, positions: usize, chunk: usize) -> MemoryPlan {
     let inner = config.layers.iter().map(|layer| match layer.feed_forward {
         crate::FeedForwardConfig::Dense { width } => width,
         crate::FeedForwardConfig::Routed => config.experts.as_ref().map_or(0, |experts| experts.width),
@@ -199,6 +257,6 @@ pub(crate) fn plan(config: &Config, weight_bytes: u64, positions: usize, chunk: 
     let row = 3 * config.width + 2 * inner.max().unwrap_or(0) + 2 * config.heads * config.head_width;
     MemoryPlan::new()
         .with("weights", weight_bytes)
-        .with(format!("cache of {positions} positions"), config.cache_bytes(positions))
+        .with(format!("cache of {positions} positions"), config.cache_bytes(device, positions))
         .with("activations", ((chunk * row + config.vocab_size) * size_of::<f32>()) as u64)
 }

@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, AttentionOptions, AttentionSpan},
+    ops::{self, AttentionOptions, AttentionSpan, KvRows, KvSpan, KvTable, RopeAppend},
 };
 
 use crate::{Linear, Result, RmsNorm, Span, linear_many};
@@ -26,39 +26,71 @@ pub struct Attention {
     pub options: AttentionOptions,
 }
 
+/// Which sequences the rows of a pass belong to.
+#[derive(Debug)]
+pub enum PassRows<'a, 'b> {
+    /// Consecutive rows of these, one after the other.
+    Spans(&'a mut [Span<'b>]),
+    /// Those of a table on a graphics card, whose caches have the room.
+    Table(&'a KvTable),
+}
+
 /// What an attention block reads besides its weights.
 #[derive(Debug)]
 pub struct AttentionInput<'a, 'b> {
     /// Sines and cosines of the rows' positions, from [`ops::rope_phases`].
     pub phases: &'a Tensor,
-    /// The sequences, in the rows' order.
-    pub spans: &'a mut [Span<'b>],
+    /// The rows' sequences.
+    pub rows: PassRows<'a, 'b>,
     /// Which of the caches' layers is this block's.
     pub layer: usize,
 }
 
 impl Attention {
-    /// `[n, width]` to `[n, width]`; appends the rows' keys and values to the spans' caches.
+    /// The attention of `x [n, width]` before its output projection, `[n, heads * head width]`; appends the rows' keys and
+    /// values to their caches.
+    fn attend(&self, cx: &Context, x: &Tensor, input: AttentionInput<'_, '_>) -> Result<Tensor> {
+        let AttentionInput { phases, rows, layer } = input;
+        let projected = linear_many(cx, x, [&self.q, &self.k, &self.v])?;
+        let norms = self.qk_norm.as_ref().map(|[q, k]| ([&q.weight, &k.weight], q.epsilon));
+        let options = RopeAppend { head_width: self.head_width, norms, phases };
+        Ok(match rows {
+            PassRows::Table(table) => {
+                let q = ops::rope_append(cx, projected, &options, KvRows::Table(table, layer))?;
+                ops::attention_rows(cx, &q, table, layer, &self.options)?
+            }
+            PassRows::Spans(spans) => {
+                let mut buffers: Vec<KvSpan<'_>> = spans
+                    .iter_mut()
+                    .map(|span| KvSpan { buffer: span.cache.layer_mut(layer), rows: span.rows })
+                    .collect();
+                let q = ops::rope_append(cx, projected, &options, KvRows::Spans(&mut buffers))?;
+                let spans: Vec<AttentionSpan<'_>> =
+                    buffers.iter().map(|span| AttentionSpan { history: span.buffer, rows: span.rows }).collect();
+                ops::attention(cx, &q, &spans, &self.options)?
+            }
+        })
+    }
+
+    /// `[n, width]` to `[n, width]`; appends the rows' keys and values to their caches.
     ///
     /// # Errors
     /// A shape does not fit.
     pub fn forward(&self, cx: &Context, x: &Tensor, input: AttentionInput<'_, '_>) -> Result<Tensor> {
-        let AttentionInput { phases, spans, layer } = input;
-        let [mut q, mut k, v] = linear_many(cx, x, [&self.q, &self.k, &self.v])?;
-        if let Some([q_norm, k_norm]) = &self.qk_norm {
-            q = q_norm.forward(cx, &q)?;
-            k = k_norm.forward(cx, &k)?;
-        }
-        q = ops::rope(cx, q, self.head_width, phases)?;
-        k = ops::rope(cx, k, self.head_width, phases)?;
-        let mut first = 0;
-        for span in spans.iter_mut() {
-            let rows = first..first + span.rows;
-            span.cache.layer_mut(layer).append(cx, &k.rows_view(rows.clone())?, &v.rows_view(rows)?)?;
-            first += span.rows;
-        }
-        let spans: Vec<AttentionSpan<'_>> =
-            spans.iter().map(|span| AttentionSpan { history: span.cache.layer(layer), rows: span.rows }).collect();
-        self.out.forward(cx, &ops::attention(cx, &q, &spans, &self.options)?)
+        self.out.forward(cx, &self.attend(cx, x, input)?)
+    }
+
+    /// `residual` `[n, width]` plus the block's output.
+    ///
+    /// # Errors
+    /// A shape does not fit.
+    pub fn forward_add(
+        &self,
+        cx: &Context,
+        residual: Tensor,
+        x: &Tensor,
+        input: AttentionInput<'_, '_>,
+    ) -> Result<Tensor> {
+        self.out.forward_add(cx, residual, &self.attend(cx, x, input)?)
     }
 }

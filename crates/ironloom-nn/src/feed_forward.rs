@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{Context, Tensor, ops};
 
-use crate::{Activation, Linear, Result, linear_many};
+use crate::{Activation, Linear, Result};
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU or GeGLU, by `activation`).
 #[derive(Clone, Debug)]
@@ -23,7 +23,20 @@ impl FeedForward {
     /// # Errors
     /// `x` is not as wide as the weights.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
-        let [gate, up] = linear_many(cx, x, [&self.gate, &self.up])?;
-        self.down.forward(cx, &ops::gated_activation(cx, gate, &up, self.activation)?)
+        self.down.forward(cx, &self.inner(cx, x)?)
+    }
+
+    /// `residual` `[n, width]` plus the block's output.
+    ///
+    /// # Errors
+    /// `x` is not as wide as the weights, or the residual has another shape.
+    pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        self.down.forward_add(cx, residual, &self.inner(cx, x)?)
+    }
+
+    /// `act(gate(x)) * up(x)`, `[n, inner width]`.
+    fn inner(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
+        let halves = [self.gate.projection(), self.up.projection()];
+        Ok(ops::gated_linear(cx, x, halves, self.activation)?)
     }
 }

@@ -1,6 +1,8 @@
 //! The keys and values of all layers of one sequence.
 
-use ironloom_tensor::ops::KvBuffer;
+use ironloom_tensor::{Device, ops::KvBuffer};
+
+use crate::Result;
 
 /// What one sequence keeps between steps: a buffer of keys and values for each layer, all of one length. It starts empty
 /// and doubles as it grows. A clone is an independent continuation of the same beginning.
@@ -19,9 +21,9 @@ pub struct Span<'a> {
 }
 
 impl KvCache {
-    /// An empty cache of `layers` layers with `kv_heads` heads of `head_width`.
-    pub fn new(layers: usize, kv_heads: usize, head_width: usize) -> Self {
-        Self { layers: vec![KvBuffer::new(kv_heads, head_width); layers] }
+    /// An empty cache on `device` of `layers` layers with `kv_heads` heads of `head_width`.
+    pub fn new(device: &Device, layers: usize, kv_heads: usize, head_width: usize) -> Self {
+        Self { layers: vec![KvBuffer::new(device, kv_heads, head_width); layers] }
     }
 
     /// Positions held.
@@ -45,14 +47,32 @@ impl KvCache {
         self.layers.iter().map(KvBuffer::bytes).sum()
     }
 
-    /// Bytes that `positions` positions of such a cache reserve.
-    pub fn bytes_for(layers: usize, kv_heads: usize, head_width: usize, positions: usize) -> u64 {
-        KvBuffer::bytes_for(kv_heads, head_width, positions).saturating_mul(layers as u64)
+    /// Bytes that `positions` positions of such a cache reserve on `device`.
+    pub fn bytes_for(device: &Device, layers: usize, kv_heads: usize, head_width: usize, positions: usize) -> u64 {
+        KvBuffer::bytes_for(device, kv_heads, head_width, positions).saturating_mul(layers as u64)
     }
 
-    /// How many layers there are.
-    pub fn layers(&self) -> usize {
-        self.layers.len()
+    /// Makes room for `more` positions in every layer.
+    ///
+    /// # Errors
+    /// The device has none; the positions held stay.
+    pub fn reserve(&mut self, more: usize) -> Result<()> {
+        // A pass that failed half-way has appended to its first layers only.
+        self.truncate(self.len());
+        Ok(self.layers.iter_mut().try_for_each(|layer| layer.reserve(more))?)
+    }
+
+    /// Counts `more` positions in every layer, which kernels have written.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    pub fn advance(&mut self, more: usize) -> Result<()> {
+        Ok(self.layers.iter_mut().try_for_each(|layer| layer.advance(more))?)
+    }
+
+    /// The buffers of all layers.
+    pub fn layers(&self) -> &[KvBuffer] {
+        &self.layers
     }
 
     /// The buffer of one layer.
@@ -72,10 +92,10 @@ mod tests {
 
     #[test]
     fn an_empty_cache_holds_nothing() {
-        let mut cache = KvCache::new(30, 3, 64);
-        assert_eq!((cache.len(), cache.bytes(), cache.layers()), (0, 0, 30));
+        let mut cache = KvCache::new(&Device::cpu(1), 30, 3, 64);
+        assert_eq!((cache.len(), cache.bytes(), cache.layers().len()), (0, 0, 30));
         cache.truncate(10);
         assert!(cache.is_empty());
-        assert_eq!(KvCache::bytes_for(30, 3, 64, 20), 30 * 2 * 64 * 3 * 64 * 4);
+        assert_eq!(KvCache::bytes_for(&Device::cpu(1), 30, 3, 64, 20), 30 * 2 * 64 * 3 * 64 * 4);
     }
 }

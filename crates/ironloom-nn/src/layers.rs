@@ -1,6 +1,9 @@
 //! Layers of one weight: linear, embedding, norm.
 
-use ironloom_tensor::{Context, Tensor, Weight, ops};
+use ironloom_tensor::{
+    Context, Indices, Tensor, Weight,
+    ops::{self, Projection},
+};
 
 use crate::Result;
 
@@ -19,8 +22,20 @@ impl Linear {
     /// # Errors
     /// `x` is not as wide as the weight.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
-        let [out] = linear_many(cx, x, [self])?;
-        Ok(out)
+        Ok(ops::linear(cx, x, self.projection())?)
+    }
+
+    /// `residual` `[n, out features]` plus the layer's output.
+    ///
+    /// # Errors
+    /// `x` is not as wide as the weight, or the residual has another shape than the output.
+    pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(ops::linear_add(cx, residual, x, self.projection())?)
+    }
+
+    /// What operations take of it.
+    pub(crate) fn projection(&self) -> Projection<'_> {
+        Projection { weight: &self.weight, bias: self.bias.as_ref() }
     }
 }
 
@@ -29,14 +44,7 @@ impl Linear {
 /// # Errors
 /// `x` is not as wide as a weight.
 pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, layers: [&Linear; N]) -> Result<[Tensor; N]> {
-    let mut outs = ops::linear_many(cx, x, layers.map(|layer| &layer.weight))?;
-    for (out, layer) in outs.iter_mut().zip(layers) {
-        if let Some(bias) = &layer.bias {
-            let whole = std::mem::replace(out, bias.clone());
-            *out = ops::add_bias(cx, whole, bias)?;
-        }
-    }
-    Ok(outs)
+    Ok(ops::linear_many(cx, x, layers.map(Linear::projection))?)
 }
 
 /// Rows of a table, times a constant.
@@ -53,9 +61,8 @@ impl Embedding {
     ///
     /// # Errors
     /// An id is outside the table.
-    pub fn forward(&self, cx: &Context, ids: &[u32]) -> Result<Tensor> {
-        let rows = ops::embedding(cx, &self.weight, ids)?;
-        Ok(if self.scale == 1.0 { rows } else { ops::scale(cx, rows, self.scale)? })
+    pub fn forward(&self, cx: &Context, ids: &Indices) -> Result<Tensor> {
+        Ok(ops::embedding(cx, &self.weight, ids, self.scale)?)
     }
 }
 
@@ -75,5 +82,13 @@ impl RmsNorm {
     /// A row is not whole runs of the weight's length.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
         Ok(ops::rmsnorm(cx, x, &self.weight, self.epsilon)?)
+    }
+
+    /// `residual` plus the norm of `x`, of one shape.
+    ///
+    /// # Errors
+    /// The shapes differ, or a row is not as long as the weight.
+    pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(ops::rmsnorm_add(cx, residual, x, &self.weight, self.epsilon)?)
     }
 }

@@ -21,7 +21,7 @@ mod kv_cache;
 mod layers;
 mod rope;
 
-pub use attention::{Attention, AttentionInput};
+pub use attention::{Attention, AttentionInput, PassRows};
 pub use error::{Error, Result};
 pub use feed_forward::FeedForward;
 pub use ironloom_tensor::ops::Activation;

@@ -1,6 +1,9 @@
 //! Where operations run, and what records them.
 
+use std::sync::{Arc, OnceLock};
+
 use ironloom_core::{SimdLevel, Threads};
+use ironloom_kernels::{CublasLt, Form, Gpu, Product, gemm};
 
 use crate::{Error, Result, Tape};
 
@@ -10,6 +13,8 @@ use crate::{Error, Result, Tape};
 pub enum Device {
     /// The processor.
     Cpu(CpuDevice),
+    /// A graphics card of NVIDIA.
+    Cuda(CudaDevice),
 }
 
 /// The processor: its threads and the vector instructions to use.
@@ -21,6 +26,60 @@ pub struct CpuDevice {
     pub level: SimdLevel,
 }
 
+/// A graphics card, and the processor's threads that ready its weights.
+#[derive(Clone)]
+pub struct CudaDevice {
+    gpu: Gpu,
+    threads: Threads,
+    /// cuBLASLt, once asked for; none where it is not installed.
+    cublaslt: Arc<OnceLock<Option<CublasLt>>>,
+}
+
+impl CudaDevice {
+    /// The card.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Whether products of many rows go to cuBLASLt; our own kernel serves where it is not installed.
+    pub fn has_cublaslt(&self) -> bool {
+        self.cublaslt().is_some()
+    }
+
+    /// A product of many rows.
+    pub(crate) fn product(&self, call: &Product<'_>) -> Result<()> {
+        match self.cublaslt() {
+            Some(library) => Ok(library.matmul(&self.gpu, call)?),
+            None => Ok(gemm(&self.gpu, call)?),
+        }
+    }
+
+    fn cublaslt(&self) -> Option<&CublasLt> {
+        let open = || {
+            let wanted = !ironloom_core::is_off("cublaslt");
+            wanted.then(|| CublasLt::open(&self.gpu, CublasLt::CHOICE_ROWS).ok()).flatten()
+        };
+        self.cublaslt.get_or_init(open).as_ref()
+    }
+}
+
+impl std::fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaDevice").field("gpu", &self.gpu).finish_non_exhaustive()
+    }
+}
+
+/// Which kernels the products of a pass on a graphics card use. Each gives a row the same bits whatever rows lie beside it,
+/// but the two round differently; a model chooses by a sequence's own rows, never by those beside it. The processor has one
+/// kind only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// Up to 64 rows: operands in two halves (16 bits of mantissa), weights read packed.
+    Few,
+    /// More: operands in bfloat16, weights as bfloat16.
+    Many,
+}
+
 impl Device {
     /// The processor with `threads` threads; 0 takes all.
     pub fn cpu(threads: usize) -> Self {
@@ -28,10 +87,31 @@ impl Device {
         Self::Cpu(CpuDevice { threads, level: SimdLevel::detect() })
     }
 
+    /// Graphics card `ordinal`, whose weights `threads` threads ready; 0 takes all.
+    ///
+    /// # Errors
+    /// There is no driver, no such card, or no kernel for it: the error says which, and what to do.
+    pub fn cuda(ordinal: usize, threads: usize) -> Result<Self> {
+        let threads = if threads == 0 { Threads::all() } else { Threads::new(threads) };
+        Ok(Self::Cuda(CudaDevice { gpu: Gpu::open(ordinal)?, threads, cublaslt: Arc::default() }))
+    }
+
     /// The threads that host work for this device may use.
     pub fn threads(&self) -> &Threads {
         match self {
             Self::Cpu(cpu) => &cpu.threads,
+            Self::Cuda(cuda) => &cuda.threads,
+        }
+    }
+
+    /// Waits until everything it was given is done.
+    ///
+    /// # Errors
+    /// Something it was given failed.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            Self::Cuda(cuda) => Ok(cuda.gpu.synchronize()?),
         }
     }
 
@@ -39,6 +119,7 @@ impl Device {
     pub fn describe(&self) -> String {
         match self {
             Self::Cpu(cpu) => format!("cpu ({} threads, {:?})", cpu.threads.count(), cpu.level),
+            Self::Cuda(cuda) => format!("cuda ({})", cuda.gpu.properties().name),
         }
     }
 }
@@ -50,23 +131,50 @@ pub struct Context<'a> {
     pub device: &'a Device,
     /// What records it for a backward pass; `None` keeps nothing.
     pub tape: Option<&'a Tape>,
+    /// Which kernels products use where there are two kinds.
+    pub path: Path,
 }
 
 impl<'a> Context<'a> {
     /// A context that records nothing.
     pub fn inference(device: &'a Device) -> Self {
-        Self { device, tape: None }
+        Self { device, tape: None, path: Path::Many }
     }
 
     /// A context that records operations on `tape`.
     pub fn training(device: &'a Device, tape: &'a Tape) -> Self {
-        Self { device, tape: Some(tape) }
+        Self { device, tape: Some(tape), path: Path::Many }
+    }
+
+    /// The same with products of `path`.
+    pub fn with_path(self, path: Path) -> Self {
+        Self { path, ..self }
     }
 
     /// The processor to run on.
-    pub(crate) fn cpu(&self) -> &'a CpuDevice {
+    ///
+    /// # Errors
+    /// The device is another, and `operation` has no kernel for it.
+    pub(crate) fn cpu(&self, operation: &'static str) -> Result<&'a CpuDevice> {
         match self.device {
-            Device::Cpu(cpu) => cpu,
+            Device::Cpu(cpu) => Ok(cpu),
+            Device::Cuda(_) => Err(Error::NoKernel { operation, device: "a graphics card" }),
+        }
+    }
+
+    /// The graphics card to run on, if it is one.
+    pub(crate) fn gpu(&self) -> Option<&'a Gpu> {
+        match self.device {
+            Device::Cpu(_) => None,
+            Device::Cuda(cuda) => Some(&cuda.gpu),
+        }
+    }
+
+    /// What products of this context's path read.
+    pub(crate) fn operand_form(&self) -> Form {
+        match self.path {
+            Path::Few => Form::Split,
+            Path::Many => Form::Bf16,
         }
     }
 

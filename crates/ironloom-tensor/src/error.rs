@@ -61,6 +61,27 @@ pub enum Error {
         /// The operation.
         operation: &'static str,
     },
+    /// A tensor or a weight lies elsewhere.
+    #[error("{operation} needs its operands on {expected}, and one is {found}")]
+    Device {
+        /// The operation.
+        operation: &'static str,
+        /// Where they have to be.
+        expected: &'static str,
+        /// What and where it is.
+        found: &'static str,
+    },
+    /// The operation does not run on the device.
+    #[error("{operation} has no kernel for {device}: run it on the processor")]
+    NoKernel {
+        /// The operation.
+        operation: &'static str,
+        /// The device.
+        device: &'static str,
+    },
+    /// A kernel or its device refused.
+    #[error(transparent)]
+    Kernels(#[from] ironloom_kernels::Error),
     /// A packed matrix refused.
     #[error(transparent)]
     Quant(#[from] ironloom_quant::Error),

@@ -20,14 +20,16 @@
 
 mod device;
 mod error;
+mod indices;
 mod lanes;
 pub mod ops;
 mod tape;
 mod tensor;
 mod weight;
 
-pub use device::{Context, CpuDevice, Device};
+pub use device::{Context, CpuDevice, CudaDevice, Device, Path};
 pub use error::{Error, Result};
+pub use indices::Indices;
 pub use tape::{Gradients, Tape, TensorId};
 pub use tensor::Tensor;
-pub use weight::Weight;
+pub use weight::{StoredMatrix, Weight};

@@ -3,15 +3,20 @@
 use std::{ops::Range, sync::Arc};
 
 use ironloom_core::Shape;
+use ironloom_kernels::{Buffer, Form, Gpu, Slice};
 
-use crate::{Error, Result, TensorId, error::expect_shape};
+use crate::{Device, Error, Result, TensorId, error::expect_shape};
 
 /// A dense row-major tensor. Cloning shares the storage; an operation that takes a tensor by value writes in place when
 /// nothing else shares it. A view is an offset and a shape over the leading dimension.
+///
+/// On a graphics card a tensor may hold bfloat16, or the two halves of an operand: the operation that makes it writes what
+/// the next one reads.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     shape: Shape,
     storage: Storage,
+    /// Elements before the first.
     offset: usize,
     id: TensorId,
 }
@@ -19,6 +24,26 @@ pub struct Tensor {
 #[derive(Clone, Debug)]
 enum Storage {
     F32(Arc<Vec<f32>>),
+    Cuda(CudaStorage),
+}
+
+/// Rows on a graphics card.
+#[derive(Clone, Debug)]
+struct CudaStorage {
+    gpu: Gpu,
+    buffer: Buffer,
+    form: Form,
+    /// The rows are a part of wider ones: their width, and the columns before the part.
+    columns: Option<(usize, usize)>,
+}
+
+/// Where a tensor's rows lie on a graphics card.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaRows<'a> {
+    pub(crate) slice: Slice<'a>,
+    pub(crate) form: Form,
+    /// Elements from one row to the next.
+    pub(crate) stride: usize,
 }
 
 impl Tensor {
@@ -49,6 +74,27 @@ impl Tensor {
         Self::from_f32(vec![0.0; shape.elements()?], shape)
     }
 
+    /// Rows of a graphics card that an operation has written or will write.
+    pub(crate) fn on_cuda(gpu: &Gpu, buffer: Buffer, form: Form, shape: impl Into<Shape>) -> Self {
+        let storage = Storage::Cuda(CudaStorage { gpu: gpu.clone(), buffer, form, columns: None });
+        Self { shape: shape.into(), storage, offset: 0, id: TensorId::next() }
+    }
+
+    /// Memory of a pass for `[rows, width]`.
+    pub(crate) fn allocate(gpu: &Gpu, form: Form, [rows, width]: [usize; 2], operation: &'static str) -> Result<Self> {
+        let buffer = gpu.allocate(form.bytes(rows, width)?, operation)?;
+        Ok(Self::on_cuda(gpu, buffer, form, [rows, width]))
+    }
+
+    /// The columns `range` of a tensor on a graphics card whose rows are whole.
+    pub(crate) fn columns(&self, range: Range<usize>) -> Result<Self> {
+        let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced("columns", "a graphics card")) };
+        let columns = Some((self.width(), range.start));
+        let storage = Storage::Cuda(CudaStorage { columns, ..storage.clone() });
+        let shape = Shape::from([self.rows(), range.len()]);
+        Ok(Self { shape, storage, offset: self.offset, id: TensorId::next() })
+    }
+
     /// The dimensions, outermost first.
     pub fn shape(&self) -> &Shape {
         &self.shape
@@ -73,23 +119,113 @@ impl Tensor {
     /// The elements.
     ///
     /// # Errors
-    /// They are not single precision.
+    /// They are not in the processor's memory.
     pub fn as_f32(&self) -> Result<&[f32]> {
-        let Storage::F32(values) = &self.storage;
+        let Storage::F32(values) = &self.storage else {
+            return Err(self.misplaced("reading a tensor", "the processor"));
+        };
         Ok(&values[self.offset..self.offset + self.shape.elements()?])
     }
 
-    /// The elements as a vector, without a copy when nothing else shares them.
+    /// The elements as a vector: without a copy when nothing else shares them, or read from the device.
     ///
     /// # Errors
-    /// They are not single precision.
+    /// The device fails.
     pub fn into_f32(self) -> Result<Vec<f32>> {
         let elements = self.shape.elements()?;
-        let Storage::F32(values) = self.storage;
+        let values = match self.storage {
+            Storage::F32(values) => values,
+            Storage::Cuda(_) => return self.read_cuda(),
+        };
         if self.offset == 0 && elements == values.len() {
             return Ok(Arc::try_unwrap(values).unwrap_or_else(|shared| shared.as_ref().clone()));
         }
         Ok(values[self.offset..self.offset + elements].to_vec())
+    }
+
+    /// The same elements on `device`: this tensor where they are there already. Memory that lasts, for weights.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        match (&self.storage, device) {
+            (Storage::F32(_), Device::Cpu(_)) | (Storage::Cuda(_), Device::Cuda(_)) => Ok(self.clone()),
+            (Storage::Cuda(_), Device::Cpu(_)) => Self::from_f32(self.clone().into_f32()?, self.shape),
+            (Storage::F32(_), Device::Cuda(cuda)) => {
+                let buffer = cuda.gpu().upload(bytemuck::cast_slice(self.as_f32()?), "a tensor")?;
+                Ok(Self { id: self.id, ..Self::on_cuda(cuda.gpu(), buffer, Form::F32, self.shape) })
+            }
+        }
+    }
+
+    /// The rows on a graphics card, whatever lies between them.
+    pub(crate) fn cuda_rows(&self, operation: &'static str) -> Result<CudaRows<'_>> {
+        let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced(operation, "a graphics card")) };
+        let (stride, first) = storage.columns.unwrap_or((self.width(), 0));
+        let element = storage.form.bytes(1, 1)?;
+        let start = (self.offset + first) * element;
+        let slice = storage.buffer.slice();
+        Ok(CudaRows { slice: slice.part(start, slice.bytes().saturating_sub(start))?, form: storage.form, stride })
+    }
+
+    /// The elements on a graphics card, in this form and without gaps.
+    pub(crate) fn cuda(&self, operation: &'static str, form: Form) -> Result<Slice<'_>> {
+        let rows = self.cuda_rows(operation)?;
+        if rows.form != form || rows.stride != self.width() {
+            let expected = form_name(form);
+            return Err(Error::ElementType { operation, expected, found: self.element_name() });
+        }
+        Ok(rows.slice)
+    }
+
+    /// How its elements are held on a graphics card.
+    pub(crate) fn form(&self) -> Option<Form> {
+        match &self.storage {
+            Storage::F32(_) => None,
+            Storage::Cuda(storage) => Some(storage.form),
+        }
+    }
+
+    fn read_cuda(&self) -> Result<Vec<f32>> {
+        let Storage::Cuda(storage) = &self.storage else { return self.as_f32().map(<[f32]>::to_vec) };
+        let (rows, width) = (self.rows(), self.width());
+        let place = self.cuda_rows("reading a tensor")?;
+        let row_bytes = place.form.bytes(1, place.stride)?;
+        let bytes = rows.saturating_sub(1) * row_bytes + place.form.bytes(rows.min(1), width)?;
+        let mut held = vec![0; bytes];
+        storage.gpu.read(place.slice, &mut held)?;
+        let mut out = Vec::with_capacity(rows * width);
+        for row in held.chunks(row_bytes.max(1)) {
+            let half = |at: usize| half::bf16::from_le_bytes([row[2 * at], row[2 * at + 1]]).to_f32();
+            match place.form {
+                Form::F32 => {
+                    out.extend(row.as_chunks::<4>().0.iter().take(width).map(|&bytes| f32::from_le_bytes(bytes)))
+                }
+                Form::Bf16 => out.extend((0..width).map(half)),
+                Form::Split => out.extend((0..width).map(|i| half(i) + half(width + i))),
+            }
+        }
+        Ok(out)
+    }
+
+    fn misplaced(&self, operation: &'static str, expected: &'static str) -> Error {
+        Error::Device { operation, expected, found: self.element_name() }
+    }
+
+    fn element_name(&self) -> &'static str {
+        match &self.storage {
+            Storage::F32(_) => "F32 on the processor",
+            Storage::Cuda(storage) if storage.columns.is_some() => "columns of wider rows on a graphics card",
+            Storage::Cuda(storage) => form_name(storage.form),
+        }
+    }
+
+    /// Whether nothing else shares the storage.
+    pub(crate) fn is_unique(&self) -> bool {
+        match &self.storage {
+            Storage::F32(values) => Arc::strong_count(values) == 1,
+            Storage::Cuda(storage) => storage.buffer.is_unique(),
+        }
     }
 
     /// The same elements under another shape.
@@ -120,7 +256,10 @@ impl Tensor {
                 found: range.end,
             });
         }
-        let inner: usize = dims[1..].iter().product();
+        let inner: usize = match &self.storage {
+            Storage::Cuda(CudaStorage { columns: Some((stride, _)), .. }) => *stride,
+            _ => dims[1..].iter().product(),
+        };
         let mut shape = dims.to_vec();
         shape[0] = range.len();
         Ok(Self {
@@ -129,6 +268,14 @@ impl Tensor {
             offset: self.offset + range.start * inner,
             id: self.id,
         })
+    }
+}
+
+fn form_name(form: Form) -> &'static str {
+    match form {
+        Form::F32 => "F32 on a graphics card",
+        Form::Bf16 => "BF16 on a graphics card",
+        Form::Split => "an operand in two BF16 halves on a graphics card",
     }
 }
 

@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use ironloom_quant::PackedMatrix;
+use ironloom_core::DType;
+use ironloom_kernels::{Buffer, Gpu, Slice, TileFormat, WeightLayout};
+use ironloom_quant::{DeviceFormat, PackedMatrix, TileFormat as PackedTiles, TiledMatrix, WeightFormat};
+
+use crate::{Device, Error, Result};
 
 /// A weight matrix `[rows, cols]` in the packed form its device computes with. Cloning shares it.
 #[derive(Clone)]
@@ -13,6 +17,34 @@ pub struct Weight {
 #[derive(Clone)]
 enum Form {
     Cpu(Arc<PackedMatrix>),
+    Cuda(CudaMatrix),
+}
+
+/// A matrix in memory of a graphics card, alone or as one of a stack of equal ones.
+#[derive(Clone)]
+pub(crate) struct CudaMatrix {
+    pub(crate) layout: WeightLayout,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) buffer: Buffer,
+    /// Where it starts in the buffer.
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+/// What a file holds of a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredMatrix<'a> {
+    /// The element type.
+    pub dtype: DType,
+    /// The rows, one after the other.
+    pub bytes: &'a [u8],
+    /// How many rows the matrix has.
+    pub rows: usize,
+    /// How many columns it has.
+    pub cols: usize,
+    /// Which stored row each row is; in order where it says nothing.
+    pub row_order: Option<&'a [u32]>,
 }
 
 impl Weight {
@@ -21,30 +53,171 @@ impl Weight {
         Self { form: Form::Cpu(Arc::new(matrix)) }
     }
 
+    /// A stored matrix, packed as `format` for `device`.
+    ///
+    /// # Errors
+    /// The bytes are not the matrix, the type cannot be packed so, or the device has no room.
+    pub fn from_stored(device: &Device, stored: &StoredMatrix<'_>, format: WeightFormat) -> Result<Self> {
+        let StoredMatrix { dtype, bytes, rows, cols, row_order } = *stored;
+        Ok(match device {
+            Device::Cpu(cpu) => {
+                Self::cpu(PackedMatrix::from_stored(dtype, bytes, rows, cols, row_order, format, &cpu.threads)?)
+            }
+            Device::Cuda(cuda) => {
+                let tiled = TiledMatrix::from_stored(dtype, bytes, rows, cols, row_order, format, device.threads())?;
+                Self::upload(cuda.gpu(), &tiled)?
+            }
+        })
+    }
+
+    /// A matrix of `values`, row-major, packed as `format` for `device`.
+    ///
+    /// # Errors
+    /// The values are not the matrix, or the device has no room.
+    pub fn from_f32(device: &Device, values: &[f32], [rows, cols]: [usize; 2], format: WeightFormat) -> Result<Self> {
+        Ok(match device {
+            Device::Cpu(cpu) => Self::cpu(PackedMatrix::from_f32(values, rows, cols, format, &cpu.threads)?),
+            Device::Cuda(cuda) => {
+                Self::upload(cuda.gpu(), &TiledMatrix::from_f32(values, rows, cols, format, device.threads())?)?
+            }
+        })
+    }
+
+    fn upload(gpu: &Gpu, matrix: &TiledMatrix) -> Result<Self> {
+        let (rows, cols, layout) = (matrix.rows(), matrix.cols(), layout_of(matrix.format()));
+        let bytes = matrix.bytes();
+        let buffer = gpu.upload(bytes, "weights")?;
+        Ok(Self { form: Form::Cuda(CudaMatrix { layout, rows, cols, buffer, offset: 0, bytes: bytes.len() }) })
+    }
+
+    /// The same matrices one after the other in one piece of the device's memory, as kernels of routed experts read them.
+    /// On the processor they stay where they are.
+    ///
+    /// # Errors
+    /// They are not alike, or the device has no room.
+    pub fn stack(device: &Device, weights: Vec<Self>) -> Result<Vec<Self>> {
+        let (Device::Cuda(cuda), Some(first)) = (device, weights.first()) else { return Ok(weights) };
+        let first = first.as_cuda("a stack of weights")?;
+        let (layout, rows, cols, bytes) = (first.layout, first.rows, first.cols, first.bytes);
+        let total = bytes.checked_mul(weights.len()).ok_or(ironloom_core::Error::SizeOverflow)?;
+        let buffer = cuda.gpu().allocate_lasting(total, "weights of experts")?;
+        let mut stacked = Vec::with_capacity(weights.len());
+        for (number, weight) in weights.into_iter().enumerate() {
+            let matrix = weight.as_cuda("a stack of weights")?;
+            if (matrix.layout, matrix.rows, matrix.cols) != (layout, rows, cols) {
+                return Err(Error::Device {
+                    operation: "a stack of weights",
+                    expected: "matrices of one shape and format",
+                    found: "of another",
+                });
+            }
+            let offset = number * bytes;
+            cuda.gpu().copy(buffer.part(offset, bytes)?, matrix.slice()?)?;
+            let matrix = CudaMatrix { layout, rows, cols, buffer: buffer.clone(), offset, bytes };
+            stacked.push(Self { form: Form::Cuda(matrix) });
+        }
+        Ok(stacked)
+    }
+
     /// Output features.
     pub fn rows(&self) -> usize {
-        self.as_cpu().rows()
+        match &self.form {
+            Form::Cpu(matrix) => matrix.rows(),
+            Form::Cuda(matrix) => matrix.rows,
+        }
     }
 
     /// Input features.
     pub fn cols(&self) -> usize {
-        self.as_cpu().cols()
+        match &self.form {
+            Form::Cpu(matrix) => matrix.cols(),
+            Form::Cuda(matrix) => matrix.cols,
+        }
     }
 
     /// Bytes it holds.
     pub fn bytes(&self) -> usize {
-        self.as_cpu().bytes()
+        match &self.form {
+            Form::Cpu(matrix) => matrix.bytes(),
+            Form::Cuda(matrix) => matrix.bytes,
+        }
     }
 
     /// The packed form's name.
     pub fn format(&self) -> &'static str {
-        self.as_cpu().name()
+        match &self.form {
+            Form::Cpu(matrix) => matrix.name(),
+            Form::Cuda(matrix) => match matrix.layout {
+                WeightLayout::Plain(dtype) => dtype.name(),
+                WeightLayout::Tiles(format) => tile_name(format),
+            },
+        }
+    }
+
+    /// Whether products of few rows read it through the slow kernel for types without tiles.
+    pub fn is_slow(&self) -> bool {
+        matches!(&self.form, Form::Cuda(CudaMatrix { layout: WeightLayout::Plain(_), .. }))
     }
 
     /// The matrix on the processor.
-    pub fn as_cpu(&self) -> &PackedMatrix {
-        let Form::Cpu(matrix) = &self.form;
-        matrix
+    ///
+    /// # Errors
+    /// It is on another device.
+    pub fn as_cpu(&self, operation: &'static str) -> Result<&PackedMatrix> {
+        match &self.form {
+            Form::Cpu(matrix) => Ok(matrix),
+            Form::Cuda(_) => {
+                Err(Error::Device { operation, expected: "the processor", found: "a weight on a graphics card" })
+            }
+        }
+    }
+
+    /// The matrix on a graphics card.
+    pub(crate) fn as_cuda(&self, operation: &'static str) -> Result<&CudaMatrix> {
+        match &self.form {
+            Form::Cuda(matrix) => Ok(matrix),
+            Form::Cpu(_) => {
+                Err(Error::Device { operation, expected: "a graphics card", found: "a weight on the processor" })
+            }
+        }
+    }
+}
+
+impl CudaMatrix {
+    pub(crate) fn slice(&self) -> Result<Slice<'_>> {
+        Ok(self.buffer.part(self.offset, self.bytes)?)
+    }
+}
+
+fn layout_of(format: DeviceFormat) -> WeightLayout {
+    let tiles = match format {
+        DeviceFormat::Plain(dtype) => return WeightLayout::Plain(dtype),
+        DeviceFormat::Tiles(tiles) => tiles,
+    };
+    WeightLayout::Tiles(match tiles {
+        PackedTiles::Bf16 => TileFormat::Bf16,
+        PackedTiles::Int8 => TileFormat::Int8,
+        PackedTiles::Nf4 => TileFormat::Nf4,
+        PackedTiles::Int4 => TileFormat::Int4,
+        PackedTiles::Q4_0 => TileFormat::Q4_0,
+        PackedTiles::Q4_1 => TileFormat::Q4_1,
+        PackedTiles::Q8_0 => TileFormat::Q8_0,
+        PackedTiles::Q4_K => TileFormat::Q4_K,
+        PackedTiles::Q6_K => TileFormat::Q6_K,
+    })
+}
+
+fn tile_name(format: TileFormat) -> &'static str {
+    match format {
+        TileFormat::Bf16 => "BF16",
+        TileFormat::Int8 => "int8",
+        TileFormat::Nf4 => "NF4",
+        TileFormat::Int4 => "int4",
+        TileFormat::Q4_0 => "Q4_0",
+        TileFormat::Q4_1 => "Q4_1",
+        TileFormat::Q8_0 => "Q8_0",
+        TileFormat::Q4_K => "Q4_K",
+        TileFormat::Q6_K => "Q6_K",
     }
 }
 

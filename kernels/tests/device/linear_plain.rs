@@ -38,6 +38,7 @@ fn products_are_those_of_the_stored_weights_and_ignore_the_other_rows() {
                     bias: with_bias.then(|| device_bias.slice()),
                     add: before.is_some(),
                     out: out.slice(),
+                    out_stride: rows,
                 };
                 linear_plain(&gpu, &call).unwrap();
                 read_f32(&gpu, &out, n * rows)

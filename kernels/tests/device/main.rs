@@ -7,18 +7,23 @@ use ironloom_kernels::{Buffer, Error, Gpu};
 mod add;
 mod advance;
 mod argmax;
+mod attention;
+mod attention_few;
 mod cublaslt;
 mod dequantize;
 mod embedding;
 mod gated_activation;
 mod gather_rows;
 mod gemm;
+mod linear;
 mod linear_plain;
 mod memory;
 mod rmsnorm;
+mod rope_append;
 mod rope_phases;
 mod route_experts;
 mod routed;
+mod sample;
 
 /// The first device; none where there is no driver or card.
 pub fn gpu() -> Option<Gpu> {

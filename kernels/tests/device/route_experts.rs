@@ -22,8 +22,9 @@ fn the_most_probable_experts_come_in_ascending_order() {
     let Some(gpu) = gpu() else { return };
     for (experts, per_row) in [(4, 2), (8, 2), (8, 8), (32, 1), (60, 4), (64, 6), (128, 8), (256, 8), (512, 10)] {
         for rows in [1usize, 7, 64, 1000] {
-            // Eighths, so that ties are common and the order of distinct ones is beyond rounding.
-            let logits: Vec<f32> = normals(9, rows * experts).iter().map(|x| (x * 8.0).round() / 8.0).collect();
+            // Eighths, so that ties are common and the order of distinct ones is beyond rounding; no negative zero, which the
+            // sort below would tell from zero.
+            let logits: Vec<f32> = normals(9, rows * experts).iter().map(|x| (x * 8.0).round() / 8.0 + 0.0).collect();
             let positions: Vec<i32> = (0..rows as i32).map(|row| if row % 6 == 5 { -1 } else { row }).collect();
             let (device_logits, device_positions) = (upload_f32(&gpu, &logits), upload_i32(&gpu, &positions));
             for (normalize, with_positions) in [(true, true), (false, false)] {

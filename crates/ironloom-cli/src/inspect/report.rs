@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use ironloom_core::{DType, MemoryPlan};
 use ironloom_lm::{Config, FeedForwardConfig, text::Tokenizer};
+use ironloom_tensor::Device;
 use ironloom_weights::{Array, Checkpoint, Format, Value};
 use serde::Serialize;
 use serde_json::json;
@@ -282,7 +283,7 @@ fn memory_report(arguments: &Arguments, checkpoint: &Checkpoint, config: &Config
         let limit = config.context_length;
         return Err(Usage(ironloom_decode::Error::ContextOption { asked: context, limit }.to_string()).into());
     }
-    let plan = memory::plan(checkpoint, config, options.weights.into(), context);
+    let plan = memory::plan(checkpoint, config, &Device::cpu(1), options.weights.into(), context);
     let available = MemoryPlan::available_host_memory();
     Ok(MemoryReport {
         context,

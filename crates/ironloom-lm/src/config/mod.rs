@@ -12,6 +12,7 @@ mod presets;
 
 use ironloom_nn::{Activation, KvCache, RopeOptions};
 use ironloom_quant::WeightFormat;
+use ironloom_tensor::Device;
 use ironloom_weights::{Checkpoint, Format};
 
 pub use presets::DenseShape;
@@ -299,9 +300,9 @@ impl Config {
         }
     }
 
-    /// Bytes that a sequence's cache of `positions` positions reserves.
-    pub fn cache_bytes(&self, positions: usize) -> u64 {
-        KvCache::bytes_for(self.layers.len(), self.kv_heads, self.head_width, positions)
+    /// Bytes that a sequence's cache of `positions` positions reserves on `device`.
+    pub fn cache_bytes(&self, device: &Device, positions: usize) -> u64 {
+        KvCache::bytes_for(device, self.layers.len(), self.kv_heads, self.head_width, positions)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Elementwise sums: `x + y`, a bias on every row, a constant factor.
 
+use ironloom_kernels::{self as kernels, Form, Gpu};
+
 use super::for_rows;
 use crate::{
     Context, Result, Tensor,
@@ -14,9 +16,16 @@ use crate::{
 pub fn add(cx: &Context, x: Tensor, y: &Tensor) -> Result<Tensor> {
     expect_shape("add", "the second operand", *x.shape(), y.shape())?;
     let (shape, width) = (*x.shape(), x.width());
+    if let Some(gpu) = cx.gpu() {
+        cx.without_gradient("add")?;
+        let out = owned(gpu, x, "add")?;
+        let form = y.form().unwrap_or(Form::F32);
+        kernels::add(gpu, out.cuda("add", Form::F32)?, y.cuda("add", form)?, form, shape.elements()?)?;
+        return Ok(out);
+    }
     let input = cx.tape.map(|_| x.clone());
     let mut out = x.into_f32()?;
-    let (cpu, terms) = (cx.cpu(), y.as_f32()?);
+    let (cpu, terms) = (cx.cpu("add")?, y.as_f32()?);
     for_rows(cpu, &mut out, width, |rows, out| add_into(cpu.level, out, &terms[rows.start * width..rows.end * width]));
     let out = Tensor::from_f32(out, shape)?;
     if let (Some(tape), Some(x)) = (cx.tape, input) {
@@ -33,8 +42,13 @@ pub fn add_bias(cx: &Context, x: Tensor, bias: &Tensor) -> Result<Tensor> {
     cx.without_gradient("add bias")?;
     let (shape, width) = (*x.shape(), x.width());
     expect_shape("add bias", "the bias", [width], bias.shape())?;
+    if let Some(gpu) = cx.gpu() {
+        let (out, terms) = (owned(gpu, x, "add bias")?, bias.cuda("add bias", Form::F32)?);
+        kernels::add_bias(gpu, out.cuda("add bias", Form::F32)?, Form::F32, terms, out.rows(), width)?;
+        return Ok(out);
+    }
     let mut out = x.into_f32()?;
-    let (cpu, terms) = (cx.cpu(), bias.as_f32()?);
+    let (cpu, terms) = (cx.cpu("add bias")?, bias.as_f32()?);
     for_rows(cpu, &mut out, width, |_, out| {
         out.chunks_exact_mut(width).for_each(|row| add_into(cpu.level, row, terms))
     });
@@ -47,6 +61,12 @@ pub fn add_bias(cx: &Context, x: Tensor, bias: &Tensor) -> Result<Tensor> {
 /// `x` is not single precision.
 pub fn scale(cx: &Context, x: Tensor, factor: f32) -> Result<Tensor> {
     let shape = *x.shape();
+    if let Some(gpu) = cx.gpu() {
+        cx.without_gradient("scale")?;
+        let out = owned(gpu, x, "scale")?;
+        kernels::scale(gpu, out.cuda("scale", Form::F32)?, factor, shape.elements()?)?;
+        return Ok(out);
+    }
     let input = cx.tape.map(|_| x.clone());
     let mut out = x.into_f32()?;
     out.iter_mut().for_each(|value| *value *= factor);
@@ -59,6 +79,17 @@ pub fn scale(cx: &Context, x: Tensor, factor: f32) -> Result<Tensor> {
         });
     }
     Ok(out)
+}
+
+/// `x` to write into: itself where nothing else shares its memory, a copy elsewhere.
+pub(super) fn owned(gpu: &Gpu, x: Tensor, operation: &'static str) -> Result<Tensor> {
+    if x.is_unique() {
+        return Ok(x);
+    }
+    let from = x.cuda(operation, Form::F32)?;
+    let copy = Tensor::allocate(gpu, Form::F32, [x.rows(), x.width()], operation)?.reshape(*x.shape())?;
+    gpu.copy(copy.cuda(operation, Form::F32)?, from.part(0, copy.cuda(operation, Form::F32)?.bytes())?)?;
+    Ok(copy)
 }
 
 per_level! {

@@ -8,7 +8,9 @@
 //! beside it, nor on how rows are grouped into blocks here. Blocks exist for speed: a block of query rows that share a kv
 //! head reads each key panel and value once.
 
-use super::{Disjoint, KvBuffer, kv_buffer::PANEL};
+use ironloom_kernels::{self as kernels, Form};
+
+use super::{Disjoint, KvBuffer, KvTable, kv_buffer::PANEL};
 use crate::{
     Context, CpuDevice, Error, Result, Tensor,
     error::{expect_count, expect_shape},
@@ -35,40 +37,31 @@ pub struct AttentionSpan<'a> {
     pub rows: usize,
 }
 
+const NAME: &str = "attention";
+
 /// Attention of `q [n, heads * head_width]`, whose rows belong to `spans` one after the other; the result has `q`'s shape.
 ///
 /// # Errors
 /// The spans' rows are not `n`, a history is shorter than its rows, head counts or widths don't fit, or a tape records.
 pub fn attention(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options: &AttentionOptions) -> Result<Tensor> {
-    const NAME: &str = "attention";
     cx.without_gradient(NAME)?;
     expect_count(NAME, "the number of query rows", spans.iter().map(|span| span.rows).sum(), q.rows())?;
     if options.window == Some(0) {
         return Err(Error::Count { operation: NAME, what: "the window", expected: 1, found: 0 });
     }
-    let cpu = cx.cpu();
+    for span in spans {
+        check_span(q, span, options)?;
+    }
+    if cx.gpu().is_some() {
+        return on_cuda(cx, q, spans, options);
+    }
+    let cpu = cx.cpu(NAME)?;
     let mut tasks = Vec::new();
     let mut first_row = 0;
     for span in spans {
         let history = span.history;
-        let (kv_heads, width) = (history.kv_heads(), history.head_width());
-        expect_shape(NAME, "the queries", [q.rows(), options.heads * width], q.shape())?;
-        if kv_heads == 0 || !options.heads.is_multiple_of(kv_heads) {
-            return Err(Error::Count {
-                operation: NAME,
-                what: "the number of query heads",
-                expected: kv_heads,
-                found: options.heads,
-            });
-        }
-        if history.len() < span.rows {
-            return Err(Error::Count {
-                operation: NAME,
-                what: "the history's length",
-                expected: span.rows,
-                found: history.len(),
-            });
-        }
+        history.expect_cpu(NAME)?;
+        let kv_heads = history.kv_heads();
         let queries = span.rows * (options.heads / kv_heads);
         // Few queries: one a task, so that the threads share them; many: whole blocks, several a task.
         let step = if queries * kv_heads < 8 * cpu.threads.count() { 1 } else { TASK_QUERIES };
@@ -88,6 +81,99 @@ pub fn attention(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options:
     let shared = Disjoint::new(&mut out);
     cpu.threads.run(tasks.len(), |i| tasks[i].run(cpu, queries, options, &shared));
     Tensor::from_f32(out, *q.shape())
+}
+
+fn check_span(q: &Tensor, span: &AttentionSpan<'_>, options: &AttentionOptions) -> Result<()> {
+    let history = span.history;
+    let (kv_heads, width) = (history.kv_heads(), history.head_width());
+    check_heads(q, kv_heads, width, options)?;
+    if history.len() < span.rows {
+        let (expected, found) = (span.rows, history.len());
+        return Err(Error::Count { operation: NAME, what: "the history's length", expected, found });
+    }
+    Ok(())
+}
+
+fn check_heads(q: &Tensor, kv_heads: usize, width: usize, options: &AttentionOptions) -> Result<()> {
+    expect_shape(NAME, "the queries", [q.rows(), options.heads * width], q.shape())?;
+    if kv_heads == 0 || !options.heads.is_multiple_of(kv_heads) {
+        let (expected, found) = (kv_heads, options.heads);
+        return Err(Error::Count { operation: NAME, what: "the number of query heads", expected, found });
+    }
+    Ok(())
+}
+
+/// Many rows on a graphics card: one launch a sequence.
+fn on_cuda(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options: &AttentionOptions) -> Result<Tensor> {
+    let Some(gpu) = cx.gpu() else { return Err(Error::NoKernel { operation: NAME, device: "the processor" }) };
+    let queries = q.cuda(NAME, Form::Bf16)?;
+    let out = Tensor::allocate(gpu, Form::Bf16, [q.rows(), q.width()], NAME)?;
+    let mut start = 0;
+    for span in spans {
+        let history = span.history;
+        let [keys, values] = history.cuda(NAME)?;
+        let bytes = Form::Bf16.bytes(span.rows, q.width())?;
+        let call = kernels::Attention {
+            queries: queries.part(start, bytes)?,
+            query_stride: q.width(),
+            keys,
+            values,
+            kv_batch_stride: 0,
+            out: out.cuda(NAME, Form::Bf16)?.part(start, bytes)?,
+            log_sum_exp: None,
+            batch: 1,
+            rows: span.rows,
+            length: history.len(),
+            heads: options.heads,
+            kv_heads: history.kv_heads(),
+            head_width: history.head_width(),
+            scale: options.scale,
+            mask: options.window.map_or(kernels::Mask::Causal, kernels::Mask::Window),
+        };
+        kernels::attention(gpu, &call)?;
+        start += bytes;
+    }
+    Ok(out)
+}
+
+/// Attention of the rows of a table, each over its own history in layer `layer`: few rows on a graphics card.
+///
+/// # Errors
+/// `q` is not `[rows, heads * head_width]` of the table, or a tape records.
+pub fn attention_rows(
+    cx: &Context,
+    q: &Tensor,
+    table: &KvTable,
+    layer: usize,
+    options: &AttentionOptions,
+) -> Result<Tensor> {
+    cx.without_gradient(NAME)?;
+    let Some(gpu) = cx.gpu() else { return Err(Error::NoKernel { operation: NAME, device: "the processor" }) };
+    expect_count(NAME, "the number of query rows", table.rows(), q.rows())?;
+    check_heads(q, table.kv_heads(), table.head_width(), options)?;
+    let out = Tensor::allocate(gpu, Form::Split, [q.rows(), q.width()], NAME)?;
+    let shape = kernels::FewShape {
+        rows: q.rows(),
+        max_positions: table.reach(),
+        heads: options.heads,
+        kv_heads: table.kv_heads(),
+        head_width: table.head_width(),
+        window: options.window,
+    };
+    let workspace = shape.workspace()?;
+    let partials = gpu.allocate(workspace.partials, NAME)?;
+    let call = kernels::AttentionFew {
+        queries: q.cuda(NAME, Form::F32)?,
+        kv_table: table.layer(layer)?,
+        positions: table.positions_slice(),
+        out: out.cuda(NAME, Form::Split)?,
+        partials: partials.slice(),
+        tickets: table.tickets(workspace.tickets)?,
+        shape,
+        scale: options.scale,
+    };
+    kernels::attention_few(gpu, &call)?;
+    Ok(out)
 }
 
 /// Query rows of a block: they share each key panel and value row read.
@@ -282,7 +368,7 @@ mod tests {
             for (i, &(before, rows)) in self.spans.iter().enumerate() {
                 let keys = normals(10 + i as u64, before + rows, self.kv_heads * self.width);
                 let values = normals(90 + i as u64, before + rows, self.kv_heads * self.width);
-                let mut buffer = KvBuffer::new(self.kv_heads, self.width);
+                let mut buffer = KvBuffer::new(&Device::cpu(1), self.kv_heads, self.width);
                 buffer.append(&cx, &keys, &values).unwrap();
                 buffers.push(buffer);
                 histories.push((keys, values));
@@ -386,7 +472,7 @@ mod tests {
             for (i, &(before, rows)) in case.spans.iter().enumerate() {
                 let keys = normals(10 + i as u64, before + rows, case.kv_heads * case.width);
                 let values = normals(90 + i as u64, before + rows, case.kv_heads * case.width);
-                let mut buffer = KvBuffer::new(case.kv_heads, case.width);
+                let mut buffer = KvBuffer::new(&Device::cpu(1), case.kv_heads, case.width);
                 for position in 0..before + rows {
                     let view = |tensor: &Tensor| tensor.rows_view(position..position + 1).unwrap();
                     buffer.append(&cx, &view(&keys), &view(&values)).unwrap();
@@ -409,7 +495,7 @@ mod tests {
     fn shapes_are_checked() {
         let device = Device::cpu(1);
         let cx = Context::inference(&device);
-        let buffer = KvBuffer::new(2, 4);
+        let buffer = KvBuffer::new(&Device::cpu(1), 2, 4);
         let options = AttentionOptions { heads: 4, scale: 1.0, window: None };
         let q = Tensor::zeros([1, 16]).unwrap();
         let span = AttentionSpan { history: &buffer, rows: 1 };

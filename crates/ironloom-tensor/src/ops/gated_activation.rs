@@ -3,6 +3,8 @@
 //! `act` is SiLU, `x / (1 + e^-x)` (SwiGLU; Shazeer, arXiv 2002.05202), or the tanh form of GELU, written as
 //! `x / (1 + e^-2u)` with `u = sqrt(2/pi) (x + 0.044715 x^3)` (GeGLU; Hendrycks and Gimpel, arXiv 1606.08415).
 
+use ironloom_kernels as kernels;
+
 use super::for_rows;
 use crate::{
     Context, Result, Tensor,
@@ -19,6 +21,16 @@ pub enum Activation {
     GeluTanh,
 }
 
+impl Activation {
+    /// The kernels' name of it.
+    pub(super) fn kernel(self) -> kernels::Activation {
+        match self {
+            Self::Silu => kernels::Activation::Silu,
+            Self::GeluTanh => kernels::Activation::GeluTanh,
+        }
+    }
+}
+
 /// `act(gate) * up` of equal shapes; writes into `gate` when nothing else shares it. Has a gradient for both.
 ///
 /// # Errors
@@ -26,9 +38,32 @@ pub enum Activation {
 pub fn gated_activation(cx: &Context, gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
     expect_shape("gated activation", "up", *gate.shape(), up.shape())?;
     let (shape, width) = (*gate.shape(), gate.width());
+    if let Some(gpu) = cx.gpu() {
+        const NAME: &str = "gated activation";
+        cx.without_gradient(NAME)?;
+        let (gate_rows, up_rows) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
+        let out = Tensor::allocate(gpu, cx.operand_form(), [gate.rows(), width], NAME)?;
+        if gate_rows.form != up_rows.form {
+            up.cuda(NAME, gate_rows.form)?;
+        }
+        let call = kernels::GatedActivation {
+            gate: gate_rows.slice,
+            gate_stride: gate_rows.stride,
+            up: up_rows.slice,
+            up_stride: up_rows.stride,
+            input_form: gate_rows.form,
+            out: out.cuda(NAME, cx.operand_form())?,
+            form: cx.operand_form(),
+            rows: gate.rows(),
+            width,
+            activation: activation.kernel(),
+        };
+        kernels::gated_activation(gpu, &call)?;
+        return out.reshape(shape);
+    }
     let input = cx.tape.map(|_| gate.clone());
     let mut out = gate.into_f32()?;
-    let (cpu, factors) = (cx.cpu(), up.as_f32()?);
+    let (cpu, factors) = (cx.cpu("gated activation")?, up.as_f32()?);
     for_rows(cpu, &mut out, width, |rows, out| {
         let factors = &factors[rows.start * width..rows.end * width];
         match activation {

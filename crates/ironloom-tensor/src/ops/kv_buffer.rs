@@ -1,10 +1,13 @@
 //! The keys and values of one layer of one sequence, kept between steps.
 //!
 //! On the processor keys lie in panels of 16 positions, `[panel][kv head][head width][16]`, so that the scores of 16
-//! positions are one vector; values lie by position, `[position][kv head][head width]`. Both are single precision. The
-//! buffer starts empty and doubles, so a short conversation never pays for a long context.
+//! positions are one vector; values lie by position, `[position][kv head][head width]`. Both are single precision. On a
+//! graphics card both lie by position in bfloat16. The buffer starts empty and doubles, so a short conversation never pays
+//! for a long context.
 
-use crate::{Context, Result, Tensor, error::expect_shape};
+use ironloom_kernels::{Buffer, Gpu, Slice};
+
+use crate::{Context, Device, Error, Result, Tensor, error::expect_shape};
 
 /// Positions in a panel of keys.
 pub(crate) const PANEL: usize = 16;
@@ -17,14 +20,31 @@ pub struct KvBuffer {
     kv_heads: usize,
     head_width: usize,
     length: usize,
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    storage: Storage,
+}
+
+#[derive(Clone, Debug)]
+enum Storage {
+    Cpu {
+        keys: Vec<f32>,
+        values: Vec<f32>,
+    },
+    /// Clones share the memory until one of them grows or is appended to.
+    Cuda {
+        gpu: Gpu,
+        /// Keys and values; none while nothing was kept.
+        kept: Option<[Buffer; 2]>,
+    },
 }
 
 impl KvBuffer {
-    /// An empty buffer for `kv_heads` heads of `head_width`.
-    pub fn new(kv_heads: usize, head_width: usize) -> Self {
-        Self { kv_heads, head_width, length: 0, keys: Vec::new(), values: Vec::new() }
+    /// An empty buffer for `kv_heads` heads of `head_width` on `device`.
+    pub fn new(device: &Device, kv_heads: usize, head_width: usize) -> Self {
+        let storage = match device {
+            Device::Cpu(_) => Storage::Cpu { keys: Vec::new(), values: Vec::new() },
+            Device::Cuda(cuda) => Storage::Cuda { gpu: cuda.gpu().clone(), kept: None },
+        };
+        Self { kv_heads, head_width, length: 0, storage }
     }
 
     /// Positions held.
@@ -49,13 +69,20 @@ impl KvBuffer {
 
     /// Bytes reserved.
     pub fn bytes(&self) -> usize {
-        (self.keys.capacity() + self.values.capacity()) * size_of::<f32>()
+        match &self.storage {
+            Storage::Cpu { keys, values } => (keys.capacity() + values.capacity()) * size_of::<f32>(),
+            Storage::Cuda { kept, .. } => kept.iter().flatten().map(Buffer::bytes).sum(),
+        }
     }
 
-    /// Bytes that a buffer of `positions` positions reserves.
-    pub fn bytes_for(kv_heads: usize, head_width: usize, positions: usize) -> u64 {
+    /// Bytes that a buffer of `positions` positions reserves on `device`.
+    pub fn bytes_for(device: &Device, kv_heads: usize, head_width: usize, positions: usize) -> u64 {
+        let element = match device {
+            Device::Cpu(_) => size_of::<f32>(),
+            Device::Cuda(_) => CUDA_ELEMENT,
+        };
         let capacity = if positions == 0 { 0 } else { positions.max(FIRST_CAPACITY).next_power_of_two() };
-        2 * (capacity * kv_heads * head_width * size_of::<f32>()) as u64
+        2 * (capacity as u64).saturating_mul((kv_heads * head_width * element) as u64)
     }
 
     /// Forgets every position from `length` on.
@@ -63,27 +90,33 @@ impl KvBuffer {
         if length < self.length {
             self.length = length;
             let row = self.kv_heads * self.head_width;
-            self.keys.truncate(length.next_multiple_of(PANEL) * row);
-            self.values.truncate(length * row);
+            if let Storage::Cpu { keys, values } = &mut self.storage {
+                keys.truncate(length.next_multiple_of(PANEL) * row);
+                values.truncate(length * row);
+            }
         }
     }
 
-    /// Adds the rows of `keys` and `values`, both `[n, kv_heads * head_width]`, as the next positions.
+    /// Adds the rows of `keys` and `values`, both `[n, kv_heads * head_width]`, as the next positions, on the processor.
     ///
     /// # Errors
-    /// A shape does not fit, or a tape records.
+    /// A shape does not fit, the buffer is on another device, or a tape records.
     pub fn append(&mut self, cx: &Context, keys: &Tensor, values: &Tensor) -> Result<()> {
         const NAME: &str = "append keys and values";
         cx.without_gradient(NAME)?;
+        cx.cpu(NAME)?;
         let (n, row) = (keys.rows(), self.kv_heads * self.head_width);
         expect_shape(NAME, "the keys", [n, row], keys.shape())?;
         expect_shape(NAME, "the values", [n, row], values.shape())?;
-        self.reserve(self.length + n);
-        self.values.extend_from_slice(values.as_f32()?);
-        self.keys.resize((self.length + n).next_multiple_of(PANEL) * row, 0.0);
+        self.reserve(n)?;
+        let Storage::Cpu { keys: kept_keys, values: kept_values } = &mut self.storage else {
+            return Err(self.misplaced(NAME));
+        };
+        kept_values.extend_from_slice(values.as_f32()?);
+        kept_keys.resize((self.length + n).next_multiple_of(PANEL) * row, 0.0);
         for (i, key) in keys.as_f32()?.chunks_exact(row.max(1)).enumerate() {
             let position = self.length + i;
-            let panel = &mut self.keys[position / PANEL * PANEL * row..][..PANEL * row];
+            let panel = &mut kept_keys[position / PANEL * PANEL * row..][..PANEL * row];
             for (element, &value) in key.iter().enumerate() {
                 panel[element * PANEL + position % PANEL] = value;
             }
@@ -92,26 +125,104 @@ impl KvBuffer {
         Ok(())
     }
 
-    /// Grows to a power of two of positions that holds `positions`.
-    fn reserve(&mut self, positions: usize) {
+    /// Makes room for `more` positions: grows to a power of two of positions that holds them, and on a graphics card takes
+    /// memory of its own where a clone shares it.
+    ///
+    /// # Errors
+    /// The device has no room; the buffer is as it was.
+    pub fn reserve(&mut self, more: usize) -> Result<()> {
         let row = self.kv_heads * self.head_width;
-        if positions * row > self.values.capacity() || positions.next_multiple_of(PANEL) * row > self.keys.capacity() {
-            let capacity = positions.max(FIRST_CAPACITY).next_power_of_two() * row;
-            self.keys.reserve_exact(capacity - self.keys.len());
-            self.values.reserve_exact(capacity - self.values.len());
+        let positions = self.length + more;
+        let capacity = positions.max(FIRST_CAPACITY).next_power_of_two();
+        match &mut self.storage {
+            Storage::Cpu { keys, values } => {
+                if positions * row > values.capacity() || positions.next_multiple_of(PANEL) * row > keys.capacity() {
+                    keys.reserve_exact(capacity * row - keys.len());
+                    values.reserve_exact(capacity * row - values.len());
+                }
+            }
+            Storage::Cuda { gpu, kept } => {
+                let held = kept.as_ref().map_or(0, |[keys, _]| keys.bytes());
+                let shared = kept.iter().flatten().any(|buffer| !buffer.is_unique());
+                if positions * row * CUDA_ELEMENT <= held && !shared {
+                    return Ok(());
+                }
+                let bytes = (capacity * row * CUDA_ELEMENT).max(held);
+                let grown = |old: Option<&Buffer>| -> Result<Buffer> {
+                    let new = gpu.allocate_lasting(bytes, "the cache of keys and values")?;
+                    if let Some(old) = old {
+                        gpu.copy(new.slice(), old.part(0, self.length * row * CUDA_ELEMENT)?)?;
+                    }
+                    Ok(new)
+                };
+                let old = kept.as_ref();
+                *kept = Some([grown(old.map(|[keys, _]| keys))?, grown(old.map(|[_, values]| values))?]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts `more` positions that a kernel has written.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    pub fn advance(&mut self, more: usize) -> Result<()> {
+        let length = self.length + more;
+        let needed = length * self.kv_heads * self.head_width * CUDA_ELEMENT;
+        let held = match &self.storage {
+            Storage::Cpu { .. } => return Err(self.misplaced("counting positions")),
+            Storage::Cuda { kept, .. } => kept.as_ref().map_or(0, |[keys, _]| keys.bytes()),
+        };
+        if needed > held {
+            let operation = "counting positions";
+            return Err(Error::Count { operation, what: "the bytes reserved", expected: needed, found: held });
+        }
+        self.length = length;
+        Ok(())
+    }
+
+    /// Keys and values on a graphics card, `[position][kv head][head width]` in bfloat16.
+    pub(crate) fn cuda(&self, operation: &'static str) -> Result<[Slice<'_>; 2]> {
+        match &self.storage {
+            Storage::Cuda { kept: Some([keys, values]), .. } => Ok([keys.slice(), values.slice()]),
+            Storage::Cuda { kept: None, .. } => {
+                Err(Error::Count { operation, what: "the history's length", expected: 1, found: 0 })
+            }
+            Storage::Cpu { .. } => Err(self.misplaced(operation)),
         }
     }
 
     /// The panel of keys `panel` of head `head`: `[head width][16]`.
     pub(crate) fn key_panel(&self, panel: usize, head: usize) -> &[f32] {
-        &self.keys[(panel * self.kv_heads + head) * self.head_width * PANEL..][..self.head_width * PANEL]
+        let Storage::Cpu { keys, .. } = &self.storage else { return &[] };
+        &keys[(panel * self.kv_heads + head) * self.head_width * PANEL..][..self.head_width * PANEL]
     }
 
     /// The values of head `head` from position 0 on, a row every `kv_heads * head_width`.
     pub(crate) fn values_of(&self, head: usize) -> &[f32] {
-        &self.values[(head * self.head_width).min(self.values.len())..]
+        let Storage::Cpu { values, .. } = &self.storage else { return &[] };
+        &values[(head * self.head_width).min(values.len())..]
+    }
+
+    /// Fails where it is not on the processor.
+    pub(crate) fn expect_cpu(&self, operation: &'static str) -> Result<()> {
+        if matches!(self.storage, Storage::Cpu { .. }) { Ok(()) } else { Err(self.misplaced(operation)) }
+    }
+
+    fn misplaced(&self, operation: &'static str) -> Error {
+        match &self.storage {
+            Storage::Cpu { .. } => {
+                Error::Device { operation, expected: "a graphics card", found: "a cache on the processor" }
+            }
+            Storage::Cuda { .. } => {
+                Error::Device { operation, expected: "the processor", found: "a cache on a graphics card" }
+            }
+        }
     }
 }
+
+/// Bytes of a number kept on a graphics card.
+const CUDA_ELEMENT: usize = 2;
 
 #[cfg(test)]
 mod tests {
@@ -123,7 +234,7 @@ mod tests {
         let device = Device::cpu(1);
         let cx = Context::inference(&device);
         let (heads, width) = (2, 3);
-        let mut buffer = KvBuffer::new(heads, width);
+        let mut buffer = KvBuffer::new(&device, heads, width);
         let row = |position: usize, sign: f32| (0..6).map(move |i| sign * (position * 10 + i) as f32);
         let feed = |buffer: &mut KvBuffer, range: std::ops::Range<usize>| {
             let n = range.len();
@@ -132,7 +243,7 @@ mod tests {
             buffer.append(&cx, &keys, &values).unwrap();
         };
         feed(&mut buffer, 0..5);
-        assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(heads, width, 5));
+        assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(&device, heads, width, 5));
         let copy = buffer.clone();
         feed(&mut buffer, 5..100);
         buffer.truncate(17);
@@ -148,6 +259,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(heads, width, 100));
+        assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(&device, heads, width, 100));
     }
 }

@@ -1,48 +1,341 @@
-//! Products with packed weights: `out[i, r] = sum_k x[i, k] w[r, k]`.
+//! Products with packed weights: `out[i, r] = sum_k x[i, k] w[r, k] (+ bias[r])`.
 //!
-//! The arithmetic is in `ironloom-quant`, straight from the packed bytes; several weights that read the same `x` (q, k, v;
-//! gate, up) go in one call and share one parallel region. Sums run over `k` in one order whatever the number of rows.
+//! On the processor the arithmetic is in `ironloom-quant`, straight from the packed bytes; several weights that read the same
+//! `x` (q, k, v; gate, up) go in one call and share one parallel region. On a graphics card few rows read packed weights
+//! through the tensor cores, and many go to cuBLASLt, with weights unpacked to bfloat16 first. Sums run over `k` in one order
+//! whatever the number of rows.
 
+use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, Then, WeightLayout};
 use ironloom_quant::{Product, matmul};
 
-use crate::{Context, Error, Result, Tensor, Weight, error::expect_shape};
+use super::{Activation, add, add::owned, add_bias, gated_activation};
+use crate::{
+    Context, CudaDevice, Device, Error, Path, Result, Tensor, Weight, error::expect_shape, weight::CudaMatrix,
+};
 
-/// `x [n, cols]` times each of `weights [rows, cols]`, transposed: one `[n, rows]` for each.
+/// A weight matrix with the bias of its outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Projection<'a> {
+    /// `[rows, cols]`.
+    pub weight: &'a Weight,
+    /// `[rows]`.
+    pub bias: Option<&'a Tensor>,
+}
+
+impl<'a> From<&'a Weight> for Projection<'a> {
+    fn from(weight: &'a Weight) -> Self {
+        Self { weight, bias: None }
+    }
+}
+
+const NAME: &str = "linear";
+
+/// `x [n, cols]` through each of `projections`: one `[n, rows]` for each.
 ///
 /// # Errors
-/// `x` is not as wide as a weight, or a tape records.
-pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, weights: [&Weight; N]) -> Result<[Tensor; N]> {
-    cx.without_gradient("linear")?;
+/// `x` is not as wide as a weight, a bias is not as long as its outputs, or a tape records.
+pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, projections: [Projection<'_>; N]) -> Result<[Tensor; N]> {
+    cx.without_gradient(NAME)?;
+    projections.iter().try_for_each(|projection| check(x, projection))?;
+    if let Device::Cuda(cuda) = cx.device {
+        return on_cuda(cx, cuda, x, projections);
+    }
     let n = x.rows();
-    for weight in weights {
-        if weight.cols() != x.width() {
-            expect_shape("linear", "the input", [n, weight.cols()], x.shape())?;
+    let mut outs = projections.map(|projection| vec![0.0; n * projection.weight.rows()]);
+    let mut products = Vec::with_capacity(N);
+    for (projection, out) in projections.iter().zip(&mut outs) {
+        products.push(Product { matrix: projection.weight.as_cpu(NAME)?, out: out.as_mut_slice() });
+    }
+    matmul(&cx.cpu(NAME)?.threads, x.as_f32()?, n, &mut products)?;
+    let mut tensors = Vec::with_capacity(N);
+    for (projection, out) in projections.iter().zip(outs) {
+        let out = Tensor::from_f32(out, [n, projection.weight.rows()])?;
+        tensors.push(match projection.bias {
+            Some(bias) => add_bias(cx, out, bias)?,
+            None => out,
+        });
+    }
+    array(tensors)
+}
+
+/// `x [n, cols]` through `projection`: `[n, rows]` in single precision.
+///
+/// # Errors
+/// As [`linear_many`].
+pub fn linear<'a>(cx: &Context, x: &Tensor, projection: impl Into<Projection<'a>>) -> Result<Tensor> {
+    let projection = projection.into();
+    if let Device::Cuda(cuda) = cx.device {
+        cx.without_gradient(NAME)?;
+        check(x, &projection)?;
+        let out = Tensor::allocate(cuda.gpu(), Form::F32, [x.rows(), projection.weight.rows()], NAME)?;
+        store(cx, cuda, x, projection, out.cuda(NAME, Form::F32)?, false)?;
+        return Ok(out);
+    }
+    let [out] = linear_many(cx, x, [projection])?;
+    Ok(out)
+}
+
+/// `residual + ` the product of [`linear`]; writes into `residual` when nothing else shares it.
+///
+/// # Errors
+/// As [`linear`], or `residual` is not `[n, rows]`.
+pub fn linear_add<'a>(
+    cx: &Context,
+    residual: Tensor,
+    x: &Tensor,
+    projection: impl Into<Projection<'a>>,
+) -> Result<Tensor> {
+    let projection = projection.into();
+    expect_shape(NAME, "the residual", [x.rows(), projection.weight.rows()], residual.shape())?;
+    let Device::Cuda(cuda) = cx.device else { return add(cx, residual, &linear(cx, x, projection)?) };
+    cx.without_gradient(NAME)?;
+    check(x, &projection)?;
+    let out = owned(cuda.gpu(), residual, NAME)?;
+    store(cx, cuda, x, projection, out.cuda(NAME, Form::F32)?, true)?;
+    Ok(out)
+}
+
+/// `act(gate(x)) * up(x)`, `[n, rows]`: the first half of a gated feed-forward block.
+///
+/// # Errors
+/// As [`linear_many`], or gate and up differ in shape.
+pub fn gated_linear(
+    cx: &Context,
+    x: &Tensor,
+    [gate, up]: [Projection<'_>; 2],
+    activation: Activation,
+) -> Result<Tensor> {
+    if let (Device::Cuda(cuda), Path::Few) = (cx.device, cx.path) {
+        let (gate_matrix, up_matrix) = (gate.weight.as_cuda(NAME)?, up.weight.as_cuda(NAME)?);
+        if let (WeightLayout::Tiles(format), true) = (gate_matrix.layout, gate_matrix.layout == up_matrix.layout) {
+            cx.without_gradient(NAME)?;
+            check(x, &gate)?;
+            check(x, &up)?;
+            let out = Tensor::allocate(cuda.gpu(), Form::Split, [x.rows(), gate_matrix.rows], NAME)?;
+            let call = kernels::Linear {
+                x: x.cuda(NAME, Form::Split)?,
+                n: x.rows(),
+                cols: x.width(),
+                format,
+                matrices: &[matrix_of(&gate, 0)?, matrix_of(&up, 0)?],
+                then: Then::Gated(activation.kernel()),
+                out: out.cuda(NAME, Form::Split)?,
+                width: gate_matrix.rows,
+            };
+            kernels::linear(cuda.gpu(), &call)?;
+            return Ok(out);
         }
     }
-    let mut outs = weights.map(|weight| vec![0.0; n * weight.rows()]);
-    let mut products: Vec<Product<'_>> = weights
-        .iter()
-        .zip(&mut outs)
-        .map(|(weight, out)| Product { matrix: weight.as_cpu(), out: out.as_mut_slice() })
-        .collect();
-    matmul(&cx.cpu().threads, x.as_f32()?, n, &mut products)?;
-    let mut tensors = Vec::with_capacity(N);
-    for (weight, out) in weights.iter().zip(outs) {
-        tensors.push(Tensor::from_f32(out, [n, weight.rows()])?);
+    let [gate, up] = linear_many(cx, x, [gate, up])?;
+    gated_activation(cx, gate, &up, activation)
+}
+
+fn check(x: &Tensor, projection: &Projection<'_>) -> Result<()> {
+    let (rows, cols) = (projection.weight.rows(), projection.weight.cols());
+    if cols != x.width() {
+        expect_shape(NAME, "the input", [x.rows(), cols], x.shape())?;
     }
+    match projection.bias {
+        Some(bias) => expect_shape(NAME, "the bias", [rows], bias.shape()),
+        None => Ok(()),
+    }
+}
+
+fn array<const N: usize>(tensors: Vec<Tensor>) -> Result<[Tensor; N]> {
     tensors.try_into().map_err(|wrong: Vec<Tensor>| Error::Count {
-        operation: "linear",
+        operation: NAME,
         what: "the number of outputs",
         expected: N,
         found: wrong.len(),
     })
 }
 
-/// `x [n, cols]` times `weight [rows, cols]`, transposed: `[n, rows]`.
-///
-/// # Errors
-/// `x` is not as wide as the weight, or a tape records.
-pub fn linear(cx: &Context, x: &Tensor, weight: &Weight) -> Result<Tensor> {
-    let [out] = linear_many(cx, x, [weight])?;
-    Ok(out)
+/// All projections into one piece of memory, a row of it holding one row of each: in single precision for few rows, in
+/// bfloat16 for many.
+fn on_cuda<const N: usize>(
+    cx: &Context,
+    cuda: &CudaDevice,
+    x: &Tensor,
+    projections: [Projection<'_>; N],
+) -> Result<[Tensor; N]> {
+    let (gpu, n) = (cuda.gpu(), x.rows());
+    let total = projections.iter().map(|projection| projection.weight.rows()).sum();
+    let form = if cx.path == Path::Few { Form::F32 } else { Form::Bf16 };
+    let whole = Tensor::allocate(gpu, form, [n, total], NAME)?;
+    let out = whole.cuda(NAME, form)?;
+    match cx.path {
+        Path::Few => few(gpu, x, &projections, Place { out, stride: total, add: false })?,
+        Path::Many => {
+            let mut column = 0;
+            for projection in &projections {
+                let start = column * 2;
+                let part = out.part(start, out.bytes() - start)?;
+                many(cuda, x, projection.weight.as_cuda(NAME)?, part, total, Output::Bf16)?;
+                column += projection.weight.rows();
+            }
+            if projections.iter().any(|projection| projection.bias.is_some()) {
+                let biases = gpu.allocate(total * 4, NAME)?;
+                gpu.clear(biases.slice())?;
+                let mut column = 0;
+                for projection in &projections {
+                    let bytes = projection.weight.rows() * 4;
+                    if let Some(bias) = bias_of(projection)? {
+                        gpu.copy(biases.part(column, bytes)?, bias.part(0, bytes)?)?;
+                    }
+                    column += bytes;
+                }
+                kernels::add_bias(gpu, out, Form::Bf16, biases.slice(), n, total)?;
+            }
+        }
+    }
+    let mut tensors = Vec::with_capacity(N);
+    let mut column = 0;
+    for projection in &projections {
+        let end = column + projection.weight.rows();
+        tensors.push(whole.columns(column..end)?);
+        column = end;
+    }
+    array(tensors)
+}
+
+/// One product in single precision, stored or added.
+fn store(
+    cx: &Context,
+    cuda: &CudaDevice,
+    x: &Tensor,
+    projection: Projection<'_>,
+    out: Slice<'_>,
+    add: bool,
+) -> Result<()> {
+    let rows = projection.weight.rows();
+    match cx.path {
+        Path::Few => few(cuda.gpu(), x, &[projection], Place { out, stride: rows, add }),
+        Path::Many => {
+            let output = if add { Output::AddF32 } else { Output::F32 };
+            many(cuda, x, projection.weight.as_cuda(NAME)?, out, rows, output)?;
+            match bias_of(&projection)? {
+                Some(bias) => Ok(kernels::add_bias(cuda.gpu(), out, Form::F32, bias, x.rows(), rows)?),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+/// Where products of few rows go.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    out: Slice<'a>,
+    /// Elements from one row to the next.
+    stride: usize,
+    /// Whether they are added to what is there.
+    add: bool,
+}
+
+/// Neighbours of one format go in one launch.
+fn few(gpu: &Gpu, x: &Tensor, projections: &[Projection<'_>], place: Place<'_>) -> Result<()> {
+    let (operand, n, cols) = (x.cuda(NAME, Form::Split)?, x.rows(), x.width());
+    let mut column = 0;
+    let mut rest = projections;
+    while let Some(first) = rest.first() {
+        let layout = first.weight.as_cuda(NAME)?.layout;
+        let alike =
+            rest.iter().take_while(|next| next.weight.as_cuda(NAME).is_ok_and(|next| next.layout == layout)).count();
+        let (group, after) = rest.split_at(alike);
+        rest = after;
+        match layout {
+            WeightLayout::Tiles(format) => {
+                let mut matrices = Vec::with_capacity(group.len());
+                for projection in group {
+                    matrices.push(matrix_of(projection, column)?);
+                    column += projection.weight.rows();
+                }
+                let Place { out, stride, add } = place;
+                let then = if add { Then::Add } else { Then::Store };
+                let call =
+                    kernels::Linear { x: operand, n, cols, format, matrices: &matrices, then, out, width: stride };
+                kernels::linear(gpu, &call)?;
+            }
+            WeightLayout::Plain(dtype) => {
+                for projection in group {
+                    let matrix = projection.weight.as_cuda(NAME)?;
+                    let start = column * 4;
+                    let call = kernels::LinearPlain {
+                        x: operand,
+                        n,
+                        matrix: matrix.slice()?,
+                        dtype,
+                        rows: matrix.rows,
+                        cols,
+                        bias: bias_of(projection)?,
+                        add: place.add,
+                        out: place.out.part(start, place.out.bytes() - start)?,
+                        out_stride: place.stride,
+                    };
+                    kernels::linear_plain(gpu, &call)?;
+                    column += matrix.rows;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A product of many rows by cuBLASLt, or by our own kernel where it is not installed.
+fn many(
+    cuda: &CudaDevice,
+    x: &Tensor,
+    matrix: &CudaMatrix,
+    out: Slice<'_>,
+    out_stride: usize,
+    output: Output,
+) -> Result<()> {
+    let unpacked = bf16_rows(cuda.gpu(), matrix)?;
+    let weight = match &unpacked {
+        Some(buffer) => buffer.slice(),
+        None => matrix.slice()?,
+    };
+    let call = kernels::Product {
+        x: x.cuda(NAME, Form::Bf16)?,
+        x_stride: x.width(),
+        weight,
+        weight_stride: WeightLayout::padded_cols(matrix.cols),
+        bias: None,
+        out,
+        out_stride,
+        output,
+        rows: x.rows(),
+        outputs: matrix.rows,
+        inputs: matrix.cols,
+    };
+    cuda.product(&call)
+}
+
+/// The matrix as rows of bfloat16; none where it lies so already.
+fn bf16_rows(gpu: &Gpu, matrix: &CudaMatrix) -> Result<Option<Buffer>> {
+    if matrix.layout == WeightLayout::Tiles(kernels::TileFormat::Bf16) {
+        return Ok(None);
+    }
+    let bytes = Form::Bf16.bytes(matrix.rows, WeightLayout::padded_cols(matrix.cols))?;
+    let out = gpu.allocate(bytes, "unpacked weights")?;
+    let call = kernels::Dequantize {
+        matrix: matrix.slice()?,
+        layout: matrix.layout,
+        rows: matrix.rows,
+        cols: matrix.cols,
+        first_row: 0,
+        count: matrix.rows,
+        out: out.slice(),
+    };
+    kernels::dequantize(gpu, &call)?;
+    Ok(Some(out))
+}
+
+/// A matrix of a product of few rows whose outputs go to the columns from `column` on.
+fn matrix_of<'a>(projection: &Projection<'a>, column: usize) -> Result<kernels::Matrix<'a>> {
+    let matrix = projection.weight.as_cuda(NAME)?;
+    Ok(kernels::Matrix { weights: matrix.slice()?, rows: matrix.rows, bias: bias_of(projection)?, column })
+}
+
+fn bias_of<'a>(projection: &Projection<'a>) -> Result<Option<Slice<'a>>> {
+    projection.bias.map(|bias| bias.cuda(NAME, Form::F32)).transpose()
 }

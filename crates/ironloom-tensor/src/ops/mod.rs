@@ -5,22 +5,28 @@ mod attention;
 mod embedding;
 mod gated_activation;
 mod kv_buffer;
+mod kv_table;
 mod linear;
 mod rmsnorm;
 mod rope;
+mod rope_append;
 mod route_experts;
+mod routed_experts;
 mod rows;
 
 pub use add::{add, add_bias, scale};
-pub use attention::{AttentionOptions, AttentionSpan, attention};
+pub use attention::{AttentionOptions, AttentionSpan, attention, attention_rows};
 pub use embedding::embedding;
 pub use gated_activation::{Activation, gated_activation};
 pub use kv_buffer::KvBuffer;
-pub use linear::{linear, linear_many};
-pub use rmsnorm::rmsnorm;
+pub use kv_table::{KvTable, TableRow};
+pub use linear::{Projection, gated_linear, linear, linear_add, linear_many};
+pub use rmsnorm::{rmsnorm, rmsnorm_add};
 pub use rope::{rope, rope_phases};
+pub use rope_append::{KvRows, KvSpan, RopeAppend, rope_append};
 pub use route_experts::{Routing, route_experts};
-pub use rows::{gather_rows, scale_rows_by_sigmoid, scatter_add_rows};
+pub use routed_experts::{ExpertWeights, routed_experts};
+pub use rows::{add_gated_rows, concat_rows, gather_rows, scale_rows_by_sigmoid, scatter_add_rows};
 
 use std::ops::Range;
 

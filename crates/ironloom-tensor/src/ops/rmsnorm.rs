@@ -1,7 +1,9 @@
 //! Root-mean-square norm: `out[i, j] = x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]`
 //! (Zhang and Sennrich, arXiv 1910.07467).
 
-use super::for_rows;
+use ironloom_kernels::{self as kernels, Form};
+
+use super::{add, add::owned, for_rows};
 use crate::{
     Context, Result, Tensor,
     error::expect_shape,
@@ -19,7 +21,29 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
         expect_shape("rmsnorm", "the weight", [x.width()], weight.shape())?;
     }
     expect_shape("rmsnorm", "the weight", [width], weight.shape())?;
-    let (cpu, input, factors) = (cx.cpu(), x.as_f32()?, weight.as_f32()?);
+    if let Some(gpu) = cx.gpu() {
+        cx.without_gradient("rmsnorm")?;
+        let form = cx.operand_form();
+        let (rows, place) = (x.rows(), x.cuda_rows("rmsnorm")?);
+        if place.form != Form::F32 {
+            x.cuda("rmsnorm", Form::F32)?;
+        }
+        let out = Tensor::allocate(gpu, form, [rows, x.width()], "rmsnorm")?;
+        let call = kernels::RmsNorm {
+            x: place.slice,
+            x_stride: place.stride,
+            weight: weight.cuda("rmsnorm", Form::F32)?,
+            out: out.cuda("rmsnorm", form)?,
+            form,
+            rows,
+            runs: x.width() / width,
+            width,
+            epsilon,
+        };
+        kernels::rmsnorm(gpu, &call)?;
+        return out.reshape(*x.shape());
+    }
+    let (cpu, input, factors) = (cx.cpu("rmsnorm")?, x.as_f32()?, weight.as_f32()?);
     let mut out = vec![0.0; input.len()];
     for_rows(cpu, &mut out, width, |rows, out| {
         normalize(cpu.level, &input[rows.start * width..rows.end * width], factors, epsilon, out);
@@ -29,6 +53,29 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
         let (kept, kept_weight) = (x.clone(), weight.clone());
         tape.record(&out, &[x, weight], move |gradient| backward(gradient, &kept, &kept_weight, epsilon));
     }
+    Ok(out)
+}
+
+/// `residual + rmsnorm(x)`: a norm after a block. Writes into `residual` when nothing else shares it.
+///
+/// # Errors
+/// The shapes differ, or the weight is not as long as a row.
+pub fn rmsnorm_add(cx: &Context, residual: Tensor, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+    const NAME: &str = "rmsnorm and add";
+    let Some(gpu) = cx.gpu() else { return add(cx, residual, &rmsnorm(cx, x, weight, epsilon)?) };
+    cx.without_gradient(NAME)?;
+    expect_shape(NAME, "the rows to norm", *residual.shape(), x.shape())?;
+    expect_shape(NAME, "the weight", [x.width()], weight.shape())?;
+    let out = owned(gpu, residual, NAME)?;
+    let call = kernels::RmsNormAdd {
+        x: x.cuda(NAME, Form::F32)?,
+        weight: weight.cuda(NAME, Form::F32)?,
+        residual: out.cuda(NAME, Form::F32)?,
+        rows: x.rows(),
+        width: x.width(),
+        epsilon,
+    };
+    kernels::rmsnorm_add(gpu, &call)?;
     Ok(out)
 }
 

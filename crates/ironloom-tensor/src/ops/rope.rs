@@ -4,20 +4,36 @@
 //! Phases are products in single precision, as the reference computes them; their sines and cosines are taken in double
 //! precision by `libm`, so that they do not depend on the system's mathematics library.
 
+use ironloom_kernels::{self as kernels, Form};
+
 use super::for_rows;
-use crate::{Context, Result, Tensor, error::expect_shape, lanes::per_level};
+use crate::{Context, Indices, Result, Tensor, error::expect_shape, lanes::per_level};
 
 /// The sines and cosines of `positions`: `[n, 2 * half]`, a row being `half` cosines, then `half` sines, both times `factor`
 /// (YaRN's attention factor; 1 otherwise). `inverse_frequencies` is `[half]`.
 ///
 /// # Errors
 /// `inverse_frequencies` is not a vector.
-pub fn rope_phases(cx: &Context, inverse_frequencies: &Tensor, factor: f32, positions: &[u32]) -> Result<Tensor> {
+pub fn rope_phases(cx: &Context, inverse_frequencies: &Tensor, factor: f32, positions: &Indices) -> Result<Tensor> {
+    const NAME: &str = "rope phases";
     let half = inverse_frequencies.width();
     expect_shape("rope phases", "the frequencies", [half], inverse_frequencies.shape())?;
-    let frequencies = inverse_frequencies.as_f32()?;
+    if let Some(gpu) = cx.gpu() {
+        let out = Tensor::allocate(gpu, Form::F32, [positions.len(), 2 * half], NAME)?;
+        let call = kernels::RopePhases {
+            positions: positions.cuda(NAME)?,
+            inverse_frequencies: inverse_frequencies.cuda(NAME, Form::F32)?,
+            factor,
+            phases: out.cuda(NAME, Form::F32)?,
+            rows: positions.len(),
+            half,
+        };
+        kernels::rope_phases(gpu, &call)?;
+        return Ok(out);
+    }
+    let (frequencies, positions) = (inverse_frequencies.as_f32()?, positions.cpu(NAME)?);
     let mut out = vec![0.0; positions.len() * 2 * half];
-    for_rows(cx.cpu(), &mut out, 2 * half, |rows, out| {
+    for_rows(cx.cpu(NAME)?, &mut out, 2 * half, |rows, out| {
         for (row, out) in rows.zip(out.chunks_exact_mut(2 * half)) {
             let position = positions[row] as f32;
             let (cosines, sines) = out.split_at_mut(half);
@@ -46,7 +62,7 @@ pub fn rope(cx: &Context, x: Tensor, head_width: usize, phases: &Tensor) -> Resu
         expect_shape("rope", "the phases", [x.rows(), head_width], phases.shape())?;
     }
     let mut out = x.into_f32()?;
-    let (cpu, phases) = (cx.cpu(), phases.as_f32()?);
+    let (cpu, phases) = (cx.cpu("rope")?, phases.as_f32()?);
     for_rows(cpu, &mut out, width, |rows, out| {
         for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
             turn(cpu.level, out, head_width, &phases[row * turned..(row + 1) * turned]);
@@ -82,7 +98,7 @@ mod tests {
         let frequencies = Tensor::from_f32(vec![1.0, 0.1, 0.01], [3]).unwrap();
         let head: Vec<f32> = vec![0.3, -1.0, 2.0, 0.7, 0.1, -0.4, 9.0, 8.0];
         let turned = |position: u32| {
-            let phases = rope_phases(&cx, &frequencies, 1.0, &[position]).unwrap();
+            let phases = rope_phases(&cx, &frequencies, 1.0, &Indices::new(&device, &[position]).unwrap()).unwrap();
             let x = Tensor::from_f32(head.repeat(2), [1, 16]).unwrap();
             rope(&cx, x, 8, &phases).unwrap().into_f32().unwrap()
         };

@@ -1,8 +1,10 @@
 //! Moving rows: picking some, adding some back with weights, weighting each by a sigmoid.
 
-use super::for_rows;
+use ironloom_kernels::{self as kernels, Form};
+
+use super::{add, add::owned, for_rows};
 use crate::{
-    Context, Error, Result, Tensor,
+    Context, Error, Indices, Result, Tensor,
     error::{expect_count, expect_shape},
     lanes::exp,
 };
@@ -14,9 +16,24 @@ use crate::{
 pub fn gather_rows(cx: &Context, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     cx.without_gradient("gather rows")?;
     check_rows("gather rows", rows, x.rows())?;
+    if let Some(gpu) = cx.gpu() {
+        const NAME: &str = "gather rows";
+        let out = Tensor::allocate(gpu, Form::F32, [rows.len(), x.width()], NAME)?;
+        let picked = Indices::new(cx.device, rows)?;
+        let call = kernels::GatherRows {
+            x: x.cuda(NAME, Form::F32)?,
+            x_rows: x.rows(),
+            rows: picked.cuda(NAME)?,
+            out: out.cuda(NAME, Form::F32)?,
+            count: rows.len(),
+            width: x.width(),
+        };
+        kernels::gather_rows(gpu, &call)?;
+        return Ok(out);
+    }
     let (width, input) = (x.width(), x.as_f32()?);
     let mut out = vec![0.0; rows.len() * width];
-    for_rows(cx.cpu(), &mut out, width, |range, out| {
+    for_rows(cx.cpu("gather rows")?, &mut out, width, |range, out| {
         for (&row, out) in rows[range].iter().zip(out.chunks_exact_mut(width)) {
             out.copy_from_slice(&input[row as usize * width..][..width]);
         }
@@ -59,6 +76,61 @@ pub fn scale_rows_by_sigmoid(cx: &Context, x: Tensor, gate: &Tensor) -> Result<T
         row.iter_mut().for_each(|value| *value *= factor);
     }
     Tensor::from_f32(out, shape)
+}
+
+/// `residual[i, j] + y[i, j] / (1 + e^-gate[i])`; writes into `residual` when nothing else shares it.
+///
+/// # Errors
+/// The shapes differ, there is not one gate for each row, or a tape records.
+pub fn add_gated_rows(cx: &Context, residual: Tensor, y: &Tensor, gate: &Tensor) -> Result<Tensor> {
+    const NAME: &str = "add gated rows";
+    let Some(gpu) = cx.gpu() else { return add(cx, residual, &scale_rows_by_sigmoid(cx, y.clone(), gate)?) };
+    cx.without_gradient(NAME)?;
+    expect_shape(NAME, "the rows to add", *residual.shape(), y.shape())?;
+    expect_shape(NAME, "the gate", [y.rows(), 1], gate.shape())?;
+    let out = owned(gpu, residual, NAME)?;
+    let call = kernels::AddGatedRows {
+        residual: out.cuda(NAME, Form::F32)?,
+        y: y.cuda(NAME, Form::F32)?,
+        form: Form::F32,
+        gate: gate.cuda(NAME, Form::F32)?,
+        rows: y.rows(),
+        width: y.width(),
+    };
+    kernels::add_gated_rows(gpu, &call)?;
+    Ok(out)
+}
+
+/// The rows of all of `parts`, which are of one width, one after the other.
+///
+/// # Errors
+/// The widths differ, or a tape records.
+pub fn concat_rows(cx: &Context, mut parts: Vec<Tensor>) -> Result<Tensor> {
+    const NAME: &str = "concatenate rows";
+    cx.without_gradient(NAME)?;
+    if parts.len() == 1 {
+        return Ok(parts.remove(0));
+    }
+    let width = parts.first().map_or(0, Tensor::width);
+    let rows = parts.iter().map(Tensor::rows).sum();
+    for part in &parts {
+        expect_shape(NAME, "a part", [part.rows(), width], part.shape())?;
+    }
+    let Some(gpu) = cx.gpu() else {
+        let mut out = Vec::with_capacity(rows * width);
+        for part in parts {
+            out.extend_from_slice(part.as_f32()?);
+        }
+        return Tensor::from_f32(out, [rows, width]);
+    };
+    let out = Tensor::allocate(gpu, Form::F32, [rows, width], NAME)?;
+    let mut start = 0;
+    for part in parts {
+        let bytes = Form::F32.bytes(part.rows(), width)?;
+        gpu.copy(out.cuda(NAME, Form::F32)?.part(start, bytes)?, part.cuda(NAME, Form::F32)?.part(0, bytes)?)?;
+        start += bytes;
+    }
+    Ok(out)
 }
 
 fn check_rows(operation: &'static str, rows: &[u32], limit: usize) -> Result<()> {

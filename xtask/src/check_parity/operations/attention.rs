@@ -76,7 +76,7 @@ fn case(device: Device, shape: Shape) -> Case {
             let tensor = |values: Vec<f32>| -> Result<Tensor> {
                 Ok(Tensor::from_f32(values, [span.positions, kv_heads * width])?)
             };
-            let mut buffer = KvBuffer::new(kv_heads, width);
+            let mut buffer = KvBuffer::new(&device, kv_heads, width);
             buffer.append(&cx, &tensor(keys.clone())?, &tensor(kernel.inputs(values))?)?;
             buffers.push(buffer);
         }

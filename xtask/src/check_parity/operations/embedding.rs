@@ -1,7 +1,7 @@
 //! `embedding`: rows of a table by their numbers, exactly what the stored weights say.
 
 use ironloom_quant::{PackedMatrix, WeightFormat};
-use ironloom_tensor::{Context, Device, Weight, ops};
+use ironloom_tensor::{Context, Device, Indices, Weight, ops};
 
 use crate::check_parity::{
     case::{Bound, Case, Results},
@@ -23,7 +23,8 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 WeightFormat::Keep,
                 device.threads(),
             )?;
-            let ours = ops::embedding(&Context::inference(&device), &Weight::cpu(packed), &ids)?;
+            let ours =
+                ops::embedding(&Context::inference(&device), &Weight::cpu(packed), &Indices::new(&device, &ids)?, 1.0)?;
             let rows = ids.iter().flat_map(|&id| &table[id as usize * width..][..width]);
             let reference = rows.map(|&value| f64::from(value)).collect();
             Ok(Results::new(reference, Vec::new(), ours.into_f32()?))

@@ -3,7 +3,7 @@
 //! Phases are products in f32 by contract (another implementation's do the same), so the reference takes them as f32 too:
 //! what is checked is the sine and cosine, and the turning.
 
-use ironloom_tensor::{Context, Device, Tensor, ops};
+use ironloom_tensor::{Context, Device, Indices, Tensor, ops};
 
 use crate::check_parity::{
     case::{Bound, Case, Results},
@@ -21,7 +21,8 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
         let device = device.clone();
         cases.push(Case::new("rope_phases", shape, Bound::TwicePlain, move |kernel| {
             let given = Tensor::from_f32(kernel.inputs(&frequencies), [half])?;
-            let ours = ops::rope_phases(&Context::inference(&device), &given, 1.25, &positions)?;
+            let ours =
+                ops::rope_phases(&Context::inference(&device), &given, 1.25, &Indices::new(&device, &positions)?)?;
             Ok(Results::new(
                 phases::<f64>(&frequencies, &positions),
                 phases::<f32>(&frequencies, &positions),

@@ -23,7 +23,8 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 let given = Tensor::from_f32(kernel.inputs(&logits), [rows, experts])?;
                 let routing = ops::route_experts(&Context::inference(&device), &given, chosen, normalize)?;
                 let mut ours = vec![0.0; rows * experts];
-                for (i, (&expert, &weight)) in routing.experts.iter().zip(&routing.weights).enumerate() {
+                let (experts_of, weights) = routing.read()?;
+                for (i, (&expert, &weight)) in experts_of.iter().zip(&weights).enumerate() {
                     ours[i / chosen * experts + expert as usize] = weight;
                 }
                 Ok(Results::new(

@@ -1,0 +1,180 @@
+//! How a pass is cut on a graphics card, and the captured passes of few rows.
+//!
+//! Sequences with up to [`FEW_ROWS`] rows in a pass go through the kernels of few rows, up to that many rows together; the
+//! rest, the chunks of prompts, go one by one through those of many. The choice depends on a sequence's own rows only, so
+//! its results do not depend on the sequences beside it.
+//!
+//! A pass of few rows is captured once for each power of two of rows and replayed from then on: its rows' ids, positions and
+//! caches lie in a table on the device. Rows of the table that a pass does not use are marked, and kernels leave them out.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Mutex, PoisonError},
+};
+
+use ironloom_kernels::Graph;
+use ironloom_nn::{PassRows, Span};
+use ironloom_tensor::{
+    Context, Device, Path, Tensor,
+    ops::{self, KvTable, TableRow},
+};
+
+use crate::{LogitRows, Model, Result};
+
+/// The most rows of a pass of few rows.
+pub(crate) const FEW_ROWS: usize = 64;
+
+/// Captured passes by their number of rows.
+#[derive(Debug, Default)]
+pub(crate) struct Passes {
+    captured: Mutex<HashMap<usize, CapturedPass>>,
+}
+
+/// A pass of few rows from ids to logits.
+#[derive(Debug)]
+struct CapturedPass {
+    table: KvTable,
+    /// None where graphs are switched off: the pass is launched kernel by kernel.
+    graph: Option<Graph>,
+    /// `[rows, vocabulary]`: the last replay's.
+    logits: Option<Tensor>,
+}
+
+/// Some spans of a pass that run together.
+struct Part {
+    spans: Range<usize>,
+    ids: Range<usize>,
+    path: Path,
+}
+
+impl Model {
+    /// The pass on a graphics card. Afterwards the caches hold its rows; after a failure some of them may hold some.
+    pub(crate) fn pass_in_parts(
+        &self,
+        cx: &Context,
+        ids: &[u32],
+        spans: &mut [Span<'_>],
+        rows: LogitRows,
+    ) -> Result<Tensor> {
+        let limit = self.config.vocab_size;
+        if let Some((row, &id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= limit) {
+            return Err(ironloom_tensor::Error::IdOutOfRange { operation: "embedding", id, row, limit }.into());
+        }
+        let mut logits = Vec::new();
+        for part in parts(spans) {
+            let (ids, spans) = (&ids[part.ids], &mut spans[part.spans]);
+            let cx = cx.with_path(part.path);
+            logits.push(match part.path {
+                Path::Few => self.few_rows(&cx, ids, spans, rows)?,
+                Path::Many => {
+                    let first = spans.first().map_or(0, |span| span.cache.len());
+                    let positions: Vec<u32> = (first..first + ids.len()).map(|position| position as u32).collect();
+                    let last = [ids.len() as u32 - 1];
+                    self.whole_pass(&cx, ids, &positions, spans, &last, rows)?
+                }
+            });
+        }
+        Ok(ops::concat_rows(cx, logits)?)
+    }
+
+    fn few_rows(&self, cx: &Context, ids: &[u32], spans: &mut [Span<'_>], rows: LogitRows) -> Result<Tensor> {
+        for span in spans.iter_mut() {
+            span.cache.reserve(span.rows)?;
+        }
+        let mut table_rows = Vec::with_capacity(ids.len());
+        let mut last = Vec::with_capacity(spans.len());
+        for span in spans.iter() {
+            for row in 0..span.rows {
+                let id = ids[table_rows.len()];
+                table_rows.push(TableRow { id, position: span.cache.len() + row, cache: span.cache.layers() });
+            }
+            last.push(table_rows.len() as u32 - 1);
+        }
+        let wanted: Vec<u32> = match rows {
+            LogitRows::Last => last,
+            LogitRows::All => (0..ids.len() as u32).collect(),
+        };
+        let logits = self.captured_pass(cx, &table_rows, &wanted)?;
+        for span in spans.iter_mut() {
+            span.cache.advance(span.rows)?;
+        }
+        Ok(logits)
+    }
+
+    /// Puts the rows through a captured pass, and gives the logits of the `wanted` ones.
+    fn captured_pass(&self, cx: &Context, rows: &[TableRow<'_>], wanted: &[u32]) -> Result<Tensor> {
+        let capacity = rows.len().next_power_of_two();
+        let mut captured = self.passes.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        let pass = match captured.entry(capacity) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(self.capture_pass(cx, capacity)?),
+        };
+        pass.table.set(rows)?;
+        match (&pass.graph, &pass.logits) {
+            (Some(graph), Some(logits)) => {
+                graph.replay()?;
+                Ok(ops::gather_rows(cx, logits, wanted)?)
+            }
+            _ => Ok(ops::gather_rows(cx, &self.table_pass(cx, &pass.table)?, wanted)?),
+        }
+    }
+
+    fn capture_pass(&self, cx: &Context, rows: usize) -> Result<CapturedPass> {
+        let cache = self.new_cache();
+        let table = KvTable::new(cx.device, rows, cache.layers(), self.config.context_length)?;
+        let Device::Cuda(cuda) = cx.device else { return Ok(CapturedPass { table, graph: None, logits: None }) };
+        if ironloom_core::is_off("graph") {
+            return Ok(CapturedPass { table, graph: None, logits: None });
+        }
+        let (graph, logits) = cuda.gpu().capture(|| self.table_pass(cx, &table))?;
+        Ok(CapturedPass { table, graph: Some(graph), logits: Some(logits) })
+    }
+
+    /// From the ids of a table to the logits of all its rows.
+    pub(crate) fn table_pass(&self, cx: &Context, table: &KvTable) -> Result<Tensor> {
+        let hidden = self.hidden(cx, &table.ids(), &table.positions(), &mut PassRows::Table(table))?;
+        self.logits(cx, &hidden)
+    }
+}
+
+/// Cuts a pass: neighbours with few rows run together as far as they fit, each with many alone.
+fn parts(spans: &[Span<'_>]) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    let mut first_id = 0;
+    for (number, span) in spans.iter().enumerate() {
+        let ids = first_id..first_id + span.rows;
+        first_id = ids.end;
+        let path = if span.rows <= FEW_ROWS { Path::Few } else { Path::Many };
+        match parts.last_mut() {
+            Some(last) if (last.path, path) == (Path::Few, Path::Few) && ids.end - last.ids.start <= FEW_ROWS => {
+                last.spans.end = number + 1;
+                last.ids.end = ids.end;
+            }
+            _ => parts.push(Part { spans: number..number + 1, ids, path }),
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use ironloom_nn::KvCache;
+
+    use super::*;
+
+    #[test]
+    fn few_rows_run_together_and_many_alone() {
+        let cut = |rows: &[usize]| {
+            let mut caches = vec![KvCache::new(&Device::cpu(1), 1, 1, 1); rows.len()];
+            let spans: Vec<Span<'_>> = caches.iter_mut().zip(rows).map(|(cache, &rows)| Span { cache, rows }).collect();
+            parts(&spans).into_iter().map(|part| (part.spans, part.ids, part.path)).collect::<Vec<_>>()
+        };
+        assert_eq!(cut(&[1, 1, 30]), [(0..3, 0..32, Path::Few)]);
+        assert_eq!(cut(&[1, 63, 1]), [(0..2, 0..64, Path::Few), (2..3, 64..65, Path::Few)]);
+        assert_eq!(
+            cut(&[65, 1, 512]),
+            [(0..1, 0..65, Path::Many), (1..2, 65..66, Path::Few), (2..3, 66..578, Path::Many)]
+        );
+    }
+}

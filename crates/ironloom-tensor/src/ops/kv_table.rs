@@ -1,0 +1,147 @@
+//! Where the rows of a pass find their caches, on a graphics card.
+//!
+//! A pass of few rows runs the same kernels on the same addresses whether it is launched or replayed from a graph. What
+//! differs from pass to pass lies in one table on the device: of each row its id, its position, and for each layer the
+//! addresses of its keys and values. So a cache may grow, and rows may come and go, without a new capture.
+
+use ironloom_kernels::{Buffer, Gpu, Slice};
+
+use super::KvBuffer;
+use crate::{Device, Error, Indices, Result};
+
+/// The ids, positions and caches of up to a fixed number of rows.
+#[derive(Debug)]
+pub struct KvTable {
+    gpu: Gpu,
+    rows: usize,
+    layers: usize,
+    kv_heads: usize,
+    head_width: usize,
+    /// u32 `[rows]`.
+    ids: Buffer,
+    /// i32 `[rows]`, -1 for a row that is not in use.
+    positions: Buffer,
+    /// u64 `[layers][rows][2]`: the addresses of keys and of values.
+    addresses: Buffer,
+    /// Counters of the attention's blocks, zero between launches.
+    tickets: Buffer,
+    /// Positions that the attention's grid reaches.
+    reach: usize,
+}
+
+/// Counters of a row and kv head: one for each group of query heads that blocks share.
+const TICKETS_PER_HEAD: usize = 64;
+
+/// A row of a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct TableRow<'a> {
+    /// Its id.
+    pub id: u32,
+    /// Its position: how many ids of its sequence come before it.
+    pub position: usize,
+    /// Its sequence's cache, a buffer for each layer.
+    pub cache: &'a [KvBuffer],
+}
+
+impl KvTable {
+    /// A table of `rows` rows, none of them in use, for caches like `cache`, whose sequences have up to `reach` positions.
+    ///
+    /// # Errors
+    /// The device has no room, or is the processor, which needs no table.
+    pub fn new(device: &Device, rows: usize, cache: &[KvBuffer], reach: usize) -> Result<Self> {
+        const NAME: &str = "the table of a pass";
+        let Device::Cuda(cuda) = device else {
+            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
+        };
+        let gpu = cuda.gpu().clone();
+        let (kv_heads, head_width) = cache.first().map_or((1, 1), |layer| (layer.kv_heads(), layer.head_width()));
+        let (ids, positions) = (gpu.allocate_lasting(4 * rows, NAME)?, gpu.allocate_lasting(4 * rows, NAME)?);
+        let addresses = gpu.allocate_lasting(16 * rows * cache.len(), NAME)?;
+        let tickets = gpu.allocate_lasting(4 * rows * kv_heads * TICKETS_PER_HEAD, NAME)?;
+        gpu.clear(tickets.slice())?;
+        let layers = cache.len();
+        let table = Self { gpu, rows, layers, kv_heads, head_width, ids, positions, addresses, tickets, reach };
+        table.set(&[])?;
+        Ok(table)
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Positions that sequences in it may have.
+    pub fn reach(&self) -> usize {
+        self.reach
+    }
+
+    /// Puts these rows first in the table, and the rest out of use.
+    ///
+    /// # Errors
+    /// They are more than the table holds, their caches are of another model, or one has no room for its row.
+    pub fn set(&self, rows: &[TableRow<'_>]) -> Result<()> {
+        const NAME: &str = "the table of a pass";
+        let count = |what, expected, found| {
+            if expected == found { Ok(()) } else { Err(Error::Count { operation: NAME, what, expected, found }) }
+        };
+        if rows.len() > self.rows {
+            count("the number of rows", self.rows, rows.len())?;
+        }
+        let mut ids = vec![0u32; self.rows];
+        let mut positions = vec![-1i32; self.rows];
+        let mut addresses = vec![0u64; 2 * self.rows * self.layers];
+        for (row, entry) in rows.iter().enumerate() {
+            count("the number of the cache's layers", self.layers, entry.cache.len())?;
+            if entry.position >= self.reach {
+                count("the number of positions", self.reach, entry.position + 1)?;
+            }
+            ids[row] = entry.id;
+            positions[row] = entry.position as i32;
+            for (layer, buffer) in entry.cache.iter().enumerate() {
+                count("the number of kv heads", self.kv_heads, buffer.kv_heads())?;
+                count("the head width", self.head_width, buffer.head_width())?;
+                let needed = (entry.position + 1) * self.kv_heads * self.head_width * 2;
+                for (part, slice) in buffer.cuda(NAME)?.into_iter().enumerate() {
+                    addresses[(layer * self.rows + row) * 2 + part] =
+                        slice.expect(NAME, "the bytes of a layer's cache", needed)?;
+                }
+            }
+        }
+        self.gpu.write(self.ids.slice(), bytemuck::cast_slice(&ids))?;
+        self.gpu.write(self.positions.slice(), bytemuck::cast_slice(&positions))?;
+        Ok(self.gpu.write(self.addresses.slice(), bytemuck::cast_slice(&addresses))?)
+    }
+
+    /// The rows' ids.
+    pub fn ids(&self) -> Indices {
+        Indices::on_cuda(self.ids.clone(), self.rows)
+    }
+
+    /// The rows' positions.
+    pub fn positions(&self) -> Indices {
+        Indices::on_cuda(self.positions.clone(), self.rows)
+    }
+
+    /// Heads of keys and of values.
+    pub(crate) fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Elements of a head.
+    pub(crate) fn head_width(&self) -> usize {
+        self.head_width
+    }
+
+    pub(crate) fn positions_slice(&self) -> Slice<'_> {
+        self.positions.slice()
+    }
+
+    pub(crate) fn tickets(&self, bytes: usize) -> Result<Slice<'_>> {
+        Ok(self.tickets.part(0, bytes)?)
+    }
+
+    /// The addresses of layer `layer`: u64 `[rows][2]`.
+    pub(crate) fn layer(&self, layer: usize) -> Result<Slice<'_>> {
+        Ok(self.addresses.part(16 * self.rows * layer, 16 * self.rows)?)
+    }
+}
