@@ -166,7 +166,8 @@ fn make_executable(_: &Path) -> Result<()> {
 fn by_hand(error: &anyhow::Error) -> anyhow::Error {
     anyhow!(
         "cannot fetch the CUDA compiler: {error:#}\n\n\
-         Install CUDA 12 or 13 by hand (developer.nvidia.com/cuda-downloads) and name its folder with CUDA_HOME or its compiler with NVCC, or, on a machine with pip and a network:\n  \
+         Install CUDA 12 or 13 by hand (developer.nvidia.com/cuda-downloads) and name its \
+         folder with CUDA_HOME or its compiler with NVCC, or, on a machine with pip and a network:\n  \
          pip install --no-deps --target .cuda {}\n\
          Everything but the CUDA path builds and runs without it.",
         PACKAGES.join(" ")
