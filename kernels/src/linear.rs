@@ -362,8 +362,9 @@ fn launch(
     arguments: Arguments,
 ) -> Result<()> {
     let (image, name) = kernel.of(format);
-    // The warps' sums, twice: while one task's are read the next one's are written. Behind the table of NF4.
-    let sums = 2 * team.warps_of_block() * kernel.groups() * 64 * 4;
+    // The warps' sums of 64 outputs a group, behind the table of NF4; twice as `SUMS_TWICE` in the kernels says.
+    let times = if kernel.groups() < 8 { 2 } else { 1 };
+    let sums = times * team.warps_of_block() * kernel.groups() * 64 * 4;
     let table = if format == TileFormat::Nf4 { 256 * 256 } else { 0 };
     let launch = Launch {
         grid: [grid[0] as u32, grid[1] as u32, 1],

@@ -13,6 +13,10 @@ namespace linear {
 constexpr int TILE_ROWS_OF_X = 4;
 constexpr int TILE_OUTPUTS = TILE_ROWS_OF_X * tiles::ROWS;
 
+// Whether the warps' sums have room twice, so that those of one task are read while those of the next are written. With 32
+// rows it would be 64 KiB, which some cards do not have beside the table of NF4: a second barrier serves instead.
+template <int TILES> constexpr bool SUMS_TWICE = TILES < 8;
+
 // As `Then` in linear.rs.
 enum Then { STORE = 0, ADD = 1, GATED_SILU = 2, GATED_GELU_TANH = 3 };
 
@@ -158,6 +162,7 @@ __device__ __forceinline__ void finish(const Product &p, const Team &team, int t
             static_cast<float *>(p.out)[output.at(p, part)] = base + total;
         }
     }
+    if constexpr (!SUMS_TWICE<TILES>) team.wait();
 }
 
 }  // namespace linear

@@ -201,7 +201,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     }
 
     float *exchange = reinterpret_cast<float *>(shared + Format::Decoder::BYTES);
-    const int exchange_step = int(blockDim.x) / WARP * TILES * TILE_OUTPUTS;
+    const int exchange_step = SUMS_TWICE<TILES> ? int(blockDim.x) / WARP * TILES * TILE_OUTPUTS : 0;
     float sum[TILES][2] = {};
     float base = 0.0f;
     if (current.task < walk.tasks) base = base_of<TILES>(p, team, current.task, lane, team.member);
