@@ -9,7 +9,7 @@
 // residual is F32. Bound: the bytes read and written; a thread takes four elements at a time where rows are a multiple
 // of four wide, else one. Every sum is one rounded F32 addition, so there is no order to keep.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 template <Form form, int COUNT>
 __device__ __forceinline__ void load_some(float (&to)[COUNT], const void *from, size_t at) {

@@ -12,7 +12,7 @@
 // Bound: latency. Each thread's writes to the ring are made visible to the host before the barrier, and the number is
 // written after it: whoever sees the number sees the ids.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 extern "C" __global__ void __launch_bounds__(64)
     advance(const uint32_t *__restrict__ ids, uint32_t *__restrict__ tokens, int *__restrict__ positions,

@@ -8,7 +8,7 @@
 // of 2,048 logits each leave their best as one 64-bit key, whose order is that of the logit, then of the lower id; the
 // block that takes a row's last ticket merges the keys. A maximum does not depend on the order it is taken in.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 constexpr int THREADS = 256;
 constexpr int PER_THREAD = 8;

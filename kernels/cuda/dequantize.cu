@@ -8,8 +8,8 @@
 // consecutive bytes (or 1024), and every store of 16 bytes a lane fills whole 32-byte sectors (64 bytes in a row). Stored
 // blocks (blocks.cuh) are at odd places of 18 to 210 bytes, so there a thread reads byte by byte through the first-level
 // cache, eight consecutive weights, and a warp writes 512 bytes of a row.
-#include "common/blocks.cuh"
-#include "common/tiles.cuh"
+#include "vocabulary/blocks.cuh"
+#include "vocabulary/tiles.cuh"
 
 constexpr int WARPS_PER_BLOCK = 8;
 constexpr int ROW_THREADS = 128;

@@ -5,8 +5,8 @@
 //
 // Bound: n rows read and written once, next to nothing beside a pass of the model; a thread has eight columns. A packed row
 // lies scattered over its tiles (16 bytes in 256), so up to sixteen times its bytes are fetched, for a few rows.
-#include "common/blocks.cuh"
-#include "common/tiles.cuh"
+#include "vocabulary/blocks.cuh"
+#include "vocabulary/tiles.cuh"
 
 constexpr int THREADS = 128;
 

@@ -7,7 +7,7 @@
 // Bound: reading gate and up, writing out. 16-byte loads where every row is aligned to them, single elements otherwise.
 // The arithmetic is F32 with the accurate exponential and division: the result feeds the widest product of the block.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 constexpr int GELU_TANH = 1;
 

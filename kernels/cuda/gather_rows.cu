@@ -5,7 +5,7 @@
 //
 // Bound: the bytes read and written, by 16 where the width is a multiple of four.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 template <typename Element>
 __device__ __forceinline__ void gather(const Element *__restrict__ x, const int *__restrict__ rows,

@@ -9,7 +9,7 @@
 //
 // Bound: the weights are read n / 8 times (later times mostly from the second-level cache), and unpacking takes 5 to 10
 // instructions a weight, so one row runs at a part of the memory's speed. That is accepted: these types are the exception.
-#include "common/blocks.cuh"
+#include "vocabulary/blocks.cuh"
 
 constexpr int WARPS_PER_BLOCK = 4;
 constexpr int ROWS_AT_ONCE = 8;

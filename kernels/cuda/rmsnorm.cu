@@ -13,7 +13,7 @@
 //
 // The order of sums is a function of the width alone.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 struct Run {
     const float *x;       // its first element

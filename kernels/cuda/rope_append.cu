@@ -15,7 +15,7 @@
 // Bound: bytes (each element is read and written once), and for few rows the latency of one load: positions, addresses
 // and elements are asked for together, so a padding row is read like the others and only not written. A warp takes a
 // head: the norm is a warp's sum, and a row's bits depend on that row alone.
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 constexpr int HEADS_A_BLOCK = 4;
 

@@ -10,7 +10,7 @@
 //
 // Bound: latency. It runs once a pass, and all layers read the result.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     rope_phases(const int *__restrict__ positions, const float *__restrict__ inverse_frequencies, float factor,

@@ -11,7 +11,7 @@
 // bits of a probability order as it does). Ids are distinct and in range whatever the logits are, NaN included. The sum
 // of the chosen is taken from the most probable on.
 
-#include "common/device.cuh"
+#include "vocabulary/device.cuh"
 
 constexpr int ROWS_PER_BLOCK = 4;
 

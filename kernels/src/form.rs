@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 
-/// How rows of numbers are stored. The numbers of the variants are those of `common/device.cuh`.
+/// How rows of numbers are stored. The numbers of the variants are those of `vocabulary/device.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// Single precision, `[rows, width]`.

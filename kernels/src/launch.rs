@@ -20,6 +20,7 @@ use crate::{
 /// A kernel of an image, ready to start.
 #[derive(Clone)]
 pub(crate) struct Function {
+    name: &'static str,
     raw: sys::CUfunction,
     /// The dynamic shared memory it has been allowed.
     shared_bytes: Arc<AtomicU32>,
@@ -117,7 +118,7 @@ impl Gpu {
             sys::CUresult::CUDA_ERROR_NOT_FOUND => return Err(missing),
             other => return Err(driver::failure("cuModuleGetFunction", other)),
         }
-        let function = Function { raw, shared_bytes: Arc::new(AtomicU32::new(PLAIN_SHARED_BYTES)) };
+        let function = Function { name, raw, shared_bytes: Arc::new(AtomicU32::new(PLAIN_SHARED_BYTES)) };
         loaded.functions.insert((image, name), function.clone());
         Ok(function)
     }
@@ -135,7 +136,7 @@ impl Gpu {
         }
         let mut parameters: Vec<*mut c_void> =
             arguments.starts.iter().map(|&start| (&raw const arguments.words[start]).cast_mut().cast()).collect();
-        // The next kernel may start while this one ends: see `wait_for_previous_kernel` in common/device.cuh.
+        // The next kernel may start while this one ends: see `wait_for_previous_kernel` in vocabulary/device.cuh.
         let mut overlap = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
@@ -151,8 +152,10 @@ impl Gpu {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.inner.shared.stream,
             attrs: &mut overlap,
-            numAttrs: u32::from(self.inner.overlap),
+            numAttrs: u32::from(self.inner.overlap && !self.is_profiling()),
         };
-        call!(cuLaunchKernelEx(&config, function.raw, parameters.as_mut_ptr(), std::ptr::null_mut()))
+        self.timed(function.name, || {
+            call!(cuLaunchKernelEx(&config, function.raw, parameters.as_mut_ptr(), std::ptr::null_mut()))
+        })
     }
 }

@@ -23,7 +23,7 @@
 // Bound: 4 * WIDTH operations a score on tensor cores, and one exponential a score: at width 64 both weigh alike.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../vocabulary/device.cuh"
 #include "exponential.cuh"
 
 constexpr int WARPS = 4;

@@ -13,7 +13,7 @@
 // needs no clearing between replays.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../vocabulary/device.cuh"
 #include "exponential.cuh"
 
 constexpr int WARPS = 4;

@@ -15,7 +15,7 @@
 // and the tensor cores take at least 32. Larger tiles of a warp do not fit in its registers (128 of 255 are sums).
 #pragma once
 
-#include "../common/device.cuh"
+#include "../vocabulary/device.cuh"
 
 template <int ROWS_> struct Tile {
     static constexpr int ROWS = ROWS_, COLUMNS = 128, DEPTH = 64, STAGES = 3, THREADS = 128;

@@ -4,8 +4,8 @@
 // act is SiLU, x / (1 + e^-x), or the tanh form of GELU, x / (1 + e^-2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
 #pragma once
 
-#include "../common/device.cuh"
-#include "../common/tiles.cuh"
+#include "../vocabulary/device.cuh"
+#include "../vocabulary/tiles.cuh"
 
 namespace linear {
 

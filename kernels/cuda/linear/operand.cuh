@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "../common/device.cuh"
+#include "../vocabulary/device.cuh"
 
 namespace linear {
 

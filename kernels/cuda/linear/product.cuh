@@ -24,8 +24,8 @@
 // tiles.
 #pragma once
 
-#include "../common/device.cuh"
-#include "../common/tiles.cuh"
+#include "../vocabulary/device.cuh"
+#include "../vocabulary/tiles.cuh"
 #include "finish.cuh"
 #include "operand.cuh"
 

@@ -12,8 +12,8 @@
 //   Decoder                  codes to the A registers of four steps; it may fill BYTES of shared memory at the start
 #pragma once
 
-#include "../common/device.cuh"
-#include "../common/tiles.cuh"
+#include "../vocabulary/device.cuh"
+#include "../vocabulary/tiles.cuh"
 #include "operand.cuh"
 
 namespace linear {

@@ -1,7 +1,7 @@
 // What the sampling kernels share: options, the workspace, keys that order logits, weights, buckets, random numbers.
 #pragma once
 
-#include "../common/device.cuh"
+#include "../vocabulary/device.cuh"
 
 constexpr int GROUP = 64;           // ids of which the largest logit, and the sum of weights, is kept
 constexpr int PER_BLOCK = 2048;     // ids of a block of sample_scan and sample_weigh
