@@ -15,8 +15,9 @@ use ironloom_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, FinishReason, LanguageModel, Result, Sampler, Session,
+    Error, FinishReason, LanguageModel, Result, Sampler, Session, Steps,
     model::{Engine, Span},
+    steps::{AHEAD, MOST_ROWS, NO_ID},
 };
 
 /// When a row of a batch ends. Its text, and so its stop strings, are its owner's: see [`AnswerText`](crate::AnswerText) and
@@ -70,6 +71,19 @@ pub struct BatchDecoder<M: LanguageModel = Model> {
     rows: Vec<Row<M>>,
     next_row: u64,
     logits: Vec<f32>,
+    ahead: Option<Ahead<M::Cache>>,
+    /// Whether the device makes steps by itself; asked once.
+    has_steps: bool,
+}
+
+/// Steps that the device makes ahead of the batch.
+struct Ahead<C> {
+    steps: Box<dyn Steps<C>>,
+    /// Rows they were made for, and whether they sample.
+    capacity: usize,
+    sampled: bool,
+    /// The rows they run for now, in order; empty while they stand still.
+    running: Vec<RowId>,
 }
 
 struct Row<M: LanguageModel> {
@@ -108,7 +122,8 @@ impl<M: LanguageModel> BatchDecoder<M> {
             return Err(Error::InvalidOption { option: "rows_per_pass", value: 0.0, limits: "at least 1" });
         }
         let engine = Engine { model, device };
-        Ok(Self { engine, rows_per_pass, rows: Vec::new(), next_row: 0, logits: Vec::new() })
+        let (rows, logits) = (Vec::new(), Vec::new());
+        Ok(Self { engine, rows_per_pass, rows, next_row: 0, logits, ahead: None, has_steps: true })
     }
 
     /// Adds a row: `session`, continued by `prompt`. The prompt is computed by the next steps.
@@ -127,6 +142,7 @@ impl<M: LanguageModel> BatchDecoder<M> {
         }
         session.queue(prompt)?;
         session.check_not_empty()?;
+        self.stop_steps();
         let id = RowId(self.next_row);
         self.next_row += 1;
         self.rows.push(Row { id, session, sampler, limits, generated: 0 });
@@ -139,6 +155,7 @@ impl<M: LanguageModel> BatchDecoder<M> {
     /// [`Error::UnknownRow`]: it has left, or was never here.
     pub fn leave(&mut self, row: RowId) -> Result<Session<M>> {
         let place = self.rows.iter().position(|held| held.id == row).ok_or(Error::UnknownRow { row: row.0 })?;
+        self.stop_steps();
         Ok(self.rows.remove(place).session)
     }
 
@@ -158,6 +175,9 @@ impl<M: LanguageModel> BatchDecoder<M> {
     /// # Errors
     /// [`Error::Model`]: the pass failed, and every row is as it was.
     pub fn step(&mut self) -> Result<Vec<(RowId, RowEvent<M>)>> {
+        if let Some(ids) = self.step_ahead()? {
+            return Ok(self.take_ids(&ids));
+        }
         let sources = self.pass()?;
         let (vocabulary, logits) = (self.engine.model.vocabulary(), &self.logits);
         let mut events = Vec::with_capacity(self.rows.len());
@@ -185,6 +205,96 @@ impl<M: LanguageModel> BatchDecoder<M> {
         }
         self.rows = staying;
         Ok(events)
+    }
+
+    /// The next id of every row where the device makes steps by itself and all rows are answering; `None` elsewhere.
+    fn step_ahead(&mut self) -> Result<Option<Vec<u32>>> {
+        let count = self.rows.len();
+        if !self.has_steps || count == 0 || count > MOST_ROWS {
+            return Ok(None);
+        }
+        let is_running = |ahead: &Ahead<M::Cache>| {
+            ahead.running.len() == count && ahead.running.iter().zip(&self.rows).all(|(id, row)| *id == row.id)
+        };
+        if !self.ahead.as_ref().is_some_and(is_running) {
+            self.stop_steps();
+            if self.rows.iter().any(|row| row.limit().is_some()) {
+                return Ok(None);
+            }
+            let sampled = self.rows.iter().any(|row| !row.sampler.options().is_argmax());
+            let mut step_rows = Vec::with_capacity(count);
+            for row in &mut self.rows {
+                let Some(step_row) = row.session.step_row(row.sampler.options()) else { return Ok(None) };
+                step_rows.push(step_row);
+            }
+            let fits = |ahead: &Ahead<M::Cache>| ahead.sampled == sampled && ahead.capacity >= count;
+            if !self.ahead.as_ref().is_some_and(fits) {
+                let capacity = count.next_power_of_two();
+                // The old ones' memory first: a captured step holds the logits of all its rows.
+                self.ahead = None;
+                match self.engine.model.steps(&self.engine.device, capacity, sampled)? {
+                    Some(steps) => self.ahead = Some(Ahead { steps, capacity, sampled, running: Vec::new() }),
+                    None => {
+                        self.has_steps = false;
+                        return Ok(None);
+                    }
+                }
+            }
+            if let Some(ahead) = &mut self.ahead {
+                ahead.steps.begin(&mut step_rows)?;
+                drop(step_rows);
+                ahead.running = self.rows.iter().map(|row| row.id).collect();
+            }
+        }
+        let Some(ahead) = &mut self.ahead else { return Ok(None) };
+        while ahead.steps.in_flight() < AHEAD {
+            let caches: Option<Vec<_>> = self.rows.iter_mut().map(|row| row.session.step_cache()).collect();
+            let Some(mut caches) = caches else { break };
+            ahead.steps.launch(&mut caches)?;
+        }
+        let ids = if ahead.steps.in_flight() == 0 { Vec::new() } else { ahead.steps.next()? };
+        if ids.len() != count || ids.contains(&NO_ID) {
+            // The way over the host says what is wrong with a row's logits.
+            self.stop_steps();
+            return Ok(None);
+        }
+        Ok(Some(ids))
+    }
+
+    /// Gives every row its id of a step, and lets those that are done go.
+    fn take_ids(&mut self, ids: &[u32]) -> Vec<(RowId, RowEvent<M>)> {
+        let mut events = Vec::with_capacity(ids.len());
+        let (mut staying, mut left) = (Vec::with_capacity(ids.len()), false);
+        for (mut row, &id) in self.rows.drain(..).zip(ids) {
+            row.session.push_chosen(id);
+            row.generated += 1;
+            match row.end_after(id) {
+                Some(reason) => {
+                    left = true;
+                    row.session.forget_ahead();
+                    events.push((row.id, RowEvent::Finished { last: Some(id), reason, session: row.session }));
+                }
+                None => {
+                    events.push((row.id, RowEvent::Token(id)));
+                    staying.push(row);
+                }
+            }
+        }
+        self.rows = staying;
+        if left {
+            self.stop_steps();
+        }
+        events
+    }
+
+    /// Counts steps in flight no more.
+    fn stop_steps(&mut self) {
+        if let Some(ahead) = &mut self.ahead
+            && !ahead.running.is_empty()
+        {
+            ahead.running.clear();
+            self.rows.iter_mut().for_each(|row| row.session.forget_ahead());
+        }
     }
 
     /// Puts the next ids of all rows through the model, and says where each row's logits are.
@@ -241,6 +351,12 @@ impl<M: LanguageModel> Row<M> {
         }
     }
 
+    /// Why the row ends with `id`, its latest, where it does.
+    fn end_after(&self, id: u32) -> Option<FinishReason> {
+        let ended = self.limits.end_ids.contains(&id).then_some(FinishReason::EndToken);
+        ended.or(self.limit())
+    }
+
     /// Samples the next id, where the limits allow one.
     fn sample(&mut self, logits: Option<&[f32]>) -> Result<Sampled> {
         if let Some(reason) = self.limit() {
@@ -248,8 +364,7 @@ impl<M: LanguageModel> Row<M> {
         }
         let id = self.session.sample_from(logits, &mut self.sampler)?;
         self.generated += 1;
-        let ended = self.limits.end_ids.contains(&id).then_some(FinishReason::EndToken);
-        Ok(match ended.or(self.limit()) {
+        Ok(match self.end_after(id) {
             Some(reason) => Sampled::Ends { last: Some(id), reason },
             None => Sampled::GoesOn(id),
         })

@@ -133,6 +133,9 @@ pub enum Error {
         /// The row, from 0.
         row: usize,
     },
+    /// A step was waited for that was not launched.
+    #[error("no step is in flight: launch one before waiting for it")]
+    NothingInFlight,
     /// A pass of the model failed.
     #[error("the model failed: {source}")]
     Model {

@@ -46,6 +46,7 @@ mod model;
 mod padding;
 mod sampler;
 mod session;
+mod steps;
 mod stop;
 
 pub use answer::AnswerText;
@@ -56,4 +57,5 @@ pub use model::{Cache, LanguageModel, Span};
 pub use padding::{Padding, strip_left_padding};
 pub use sampler::{Sampler, SamplerOptions};
 pub use session::{FeedProgress, Session, SessionOptions};
+pub use steps::{CudaSteps, StepRow, Steps};
 pub use stop::{Released, StopStrings};

@@ -9,7 +9,7 @@ use ironloom_lm::{LogitRows, Model};
 use ironloom_nn::KvCache;
 use ironloom_tensor::{Context, Device};
 
-use crate::{Error, Result};
+use crate::{CudaSteps, Error, Result, Steps};
 
 /// A model that continues sequences of ids.
 pub trait LanguageModel {
@@ -42,6 +42,16 @@ pub trait LanguageModel {
         spans: &mut [Span<'_, Self::Cache>],
         logits: &mut Vec<f32>,
     ) -> std::result::Result<(), Self::Error>;
+
+    /// Steps of up to `rows` rows that `device` makes by itself; `None` where every id is chosen on the host. Where `sampled`
+    /// is false, all rows take their largest logits.
+    ///
+    /// # Errors
+    /// The device has no room or fails.
+    fn steps(&self, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<Self::Cache>>>> {
+        let _ = (device, rows, sampled);
+        Ok(None)
+    }
 }
 
 /// What a model keeps of one sequence. A clone shares nothing that changes.
@@ -90,6 +100,11 @@ impl LanguageModel for Model {
         let last = Model::forward(self, &Context::inference(device), ids, &mut spans, LogitRows::Last)?;
         *logits = last.into_f32()?;
         Ok(())
+    }
+
+    fn steps(&self, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<KvCache>>>> {
+        let steps = CudaSteps::new(self, device, rows, sampled)?;
+        Ok(steps.map(|steps| Box::new(steps) as Box<dyn Steps<KvCache>>))
     }
 }
 

@@ -16,8 +16,9 @@ use ironloom_tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Result, Sampler,
+    Error, Result, Sampler, SamplerOptions, StepRow, Steps,
     model::{Cache, Engine, LanguageModel, Span},
+    steps::{AHEAD, NO_ID},
 };
 
 /// What a session may be told.
@@ -66,6 +67,17 @@ pub struct Session<M: LanguageModel = Model> {
     /// Where a pass writes, so that a failed one leaves `logits` alone.
     next_logits: Vec<f32>,
     fed: Fed,
+    ahead: Ahead<M::Cache>,
+}
+
+/// Steps that the device makes ahead of this session.
+enum Ahead<C> {
+    /// Not asked for yet.
+    Unknown,
+    /// The device makes none.
+    None,
+    /// Captured, for sampled ids or for largest logits only; `running` by these options, or standing still.
+    Captured { steps: Box<dyn Steps<C>>, sampled: bool, running: Option<SamplerOptions> },
 }
 
 impl<M: LanguageModel> Session<M> {
@@ -93,6 +105,7 @@ impl<M: LanguageModel> Session<M> {
             logits_at: 0,
             next_logits: Vec::new(),
             fed: Fed::default(),
+            ahead: Ahead::Unknown,
             engine: Engine { model, device },
         })
     }
@@ -153,8 +166,13 @@ impl<M: LanguageModel> Session<M> {
         if self.is_full() {
             return Err(Error::ContextFull { context: self.context });
         }
-        self.settle()?;
-        let id = sampler.sample(&self.logits, &self.ids)?;
+        let id = match self.step_ahead(sampler.options())? {
+            Some(id) => id,
+            None => {
+                self.settle()?;
+                sampler.sample(&self.logits, &self.ids)?
+            }
+        };
         self.ids.push(id);
         Ok(id)
     }
@@ -176,6 +194,7 @@ impl<M: LanguageModel> Session<M> {
         if length > self.ids.len() {
             return Err(Error::TruncateBeyond { asked: length, length: self.ids.len() });
         }
+        self.stop_steps();
         self.ids.truncate(length);
         self.cache.truncate(length);
         if length < self.logits_at {
@@ -196,6 +215,7 @@ impl<M: LanguageModel> Session<M> {
             logits_at: self.logits_at,
             next_logits: Vec::new(),
             fed: self.fed,
+            ahead: Ahead::Unknown,
         }
     }
 
@@ -242,6 +262,7 @@ impl<M: LanguageModel> Session<M> {
     pub(crate) fn queue(&mut self, ids: &[u32]) -> Result<()> {
         self.check_room(self.ids.len(), ids.len())?;
         self.engine.check_ids(ids)?;
+        self.stop_steps();
         self.ids.extend_from_slice(ids);
         Ok(())
     }
@@ -249,6 +270,7 @@ impl<M: LanguageModel> Session<M> {
     /// Readies the next ids to compute: how many ids must go through the model before the logits after the last are known.
     /// 0 when they are known.
     pub(crate) fn pending(&mut self) -> usize {
+        self.stop_steps();
         if self.logits_at == self.ids.len() {
             return 0;
         }
@@ -260,6 +282,32 @@ impl<M: LanguageModel> Session<M> {
     /// The next of the pending ids, at most `rows` of them, and the cache that a pass appends them to.
     pub(crate) fn next_pending(&mut self, rows: usize) -> (&[u32], Span<'_, M::Cache>) {
         next_pending(&self.ids, &mut self.cache, rows)
+    }
+
+    /// What a step of a batch takes of it, where only its last id is not computed and positions are left.
+    pub(crate) fn step_row<'a>(&'a mut self, options: &'a SamplerOptions) -> Option<StepRow<'a, M::Cache>> {
+        self.stop_steps();
+        let computed = self.ids.len().checked_sub(1)?;
+        if self.cache.positions() < computed || self.is_full() {
+            return None;
+        }
+        self.cache.truncate(computed);
+        Some(StepRow { ids: &self.ids, cache: &mut self.cache, options })
+    }
+
+    /// The cache for one more step of a batch; `None` where it has no position left.
+    pub(crate) fn step_cache(&mut self) -> Option<&mut M::Cache> {
+        if self.cache.positions() < self.context { Some(&mut self.cache) } else { None }
+    }
+
+    /// Appends an id that a step of a batch chose.
+    pub(crate) fn push_chosen(&mut self, id: u32) {
+        self.ids.push(id);
+    }
+
+    /// Counts positions past the ids no more: steps of a batch have run ahead.
+    pub(crate) fn forget_ahead(&mut self) {
+        self.cache.truncate(self.ids.len());
     }
 
     /// Samples from logits computed elsewhere, or from this session's own, and appends the id.
@@ -279,6 +327,56 @@ impl<M: LanguageModel> Session<M> {
     /// Refuses to continue where there is nothing to continue from.
     pub(crate) fn check_not_empty(&self) -> Result<()> {
         if self.ids.is_empty() { Err(Error::EmptySession) } else { Ok(()) }
+    }
+
+    /// The next id where the device makes steps by itself and only the last id is not computed.
+    fn step_ahead(&mut self, options: &SamplerOptions) -> Result<Option<u32>> {
+        let sampled = !options.is_argmax();
+        let Self { engine, context, ids, cache, logits_at, ahead, .. } = self;
+        let is_running =
+            |ahead: &Ahead<M::Cache>| matches!(ahead, Ahead::Captured { running: Some(by), .. } if by == options);
+        if !is_running(ahead) {
+            if ids.is_empty() || *logits_at == ids.len() || cache.positions() + 1 < ids.len() {
+                return Ok(None);
+            }
+            let fits = match ahead {
+                Ahead::None => return Ok(None),
+                Ahead::Unknown => false,
+                // Sampling steps take the largest logit too, but captured ones for that alone are shorter.
+                Ahead::Captured { sampled: captured, .. } => *captured == sampled,
+            };
+            if !fits {
+                *ahead = match engine.model.steps(&engine.device, 1, sampled)? {
+                    Some(steps) => Ahead::Captured { steps, sampled, running: None },
+                    None => Ahead::None,
+                };
+            }
+            let Ahead::Captured { steps, running, .. } = ahead else { return Ok(None) };
+            cache.truncate(ids.len() - 1);
+            steps.begin(&mut [StepRow { ids: &ids[..], cache: &mut *cache, options }])?;
+            *running = Some(options.clone());
+        }
+        let Ahead::Captured { steps, running, .. } = ahead else { return Ok(None) };
+        while steps.in_flight() < AHEAD && cache.positions() < *context {
+            steps.launch(&mut [&mut *cache])?;
+        }
+        let id = if steps.in_flight() == 0 { NO_ID } else { steps.next()?[0] };
+        if id == NO_ID {
+            // The way over the host says what is wrong with the logits.
+            *running = None;
+            cache.truncate(ids.len());
+            return Ok(None);
+        }
+        Ok(Some(id))
+    }
+
+    /// Counts steps in flight no more: what they write lies past the ids.
+    fn stop_steps(&mut self) {
+        if let Ahead::Captured { running, .. } = &mut self.ahead
+            && running.take().is_some()
+        {
+            self.cache.truncate(self.ids.len());
+        }
     }
 
     fn settle(&mut self) -> Result<()> {

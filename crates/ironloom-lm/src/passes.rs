@@ -131,8 +131,12 @@ impl Model {
         Ok(CapturedPass { table, graph: Some(graph), logits: Some(logits) })
     }
 
-    /// From the ids of a table to the logits of all its rows.
-    pub(crate) fn table_pass(&self, cx: &Context, table: &KvTable) -> Result<Tensor> {
+    /// From the ids of a table to the logits of all its rows, `[rows, vocabulary]`: a pass of few rows on a graphics card, as
+    /// it is captured. The caches named by the table get the rows' keys and values; their lengths stay the caller's matter.
+    ///
+    /// # Errors
+    /// A kernel refuses, or the table is another model's.
+    pub fn table_pass(&self, cx: &Context, table: &KvTable) -> Result<Tensor> {
         let hidden = self.hidden(cx, &table.ids(), &table.positions(), &mut PassRows::Table(table))?;
         self.logits(cx, &hidden)
     }

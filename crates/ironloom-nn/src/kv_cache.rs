@@ -52,6 +52,11 @@ impl KvCache {
         KvBuffer::bytes_for(device, kv_heads, head_width, positions).saturating_mul(layers as u64)
     }
 
+    /// Whether `more` positions fit where every layer lies now.
+    pub fn has_room(&self, more: usize) -> bool {
+        self.layers.iter().all(|layer| layer.has_room(more))
+    }
+
     /// Makes room for `more` positions in every layer.
     ///
     /// # Errors

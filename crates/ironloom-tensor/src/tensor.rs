@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use ironloom_core::Shape;
 use ironloom_kernels::{Buffer, Form, Gpu, Slice};
 
-use crate::{Device, Error, Result, TensorId, error::expect_shape};
+use crate::{Context, Device, Error, Result, TensorId, error::expect_shape};
 
 /// A dense row-major tensor. Cloning shares the storage; an operation that takes a tensor by value writes in place when
 /// nothing else shares it. A view is an offset and a shape over the leading dimension.
@@ -86,9 +86,16 @@ impl Tensor {
         Ok(Self::on_cuda(gpu, buffer, form, [rows, width]))
     }
 
-    /// The columns `range` of a tensor on a graphics card whose rows are whole.
-    pub(crate) fn columns(&self, range: Range<usize>) -> Result<Self> {
+    /// The columns `range` of a tensor on a graphics card whose rows are whole, sharing the storage.
+    ///
+    /// # Errors
+    /// The range ends past the columns, or the tensor is on the processor.
+    pub fn columns(&self, range: Range<usize>) -> Result<Self> {
         let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced("columns", "a graphics card")) };
+        let (expected, found) = (self.width(), range.end);
+        if range.start > range.end || found > expected {
+            return Err(Error::Count { operation: "columns", what: "the range's end", expected, found });
+        }
         let columns = Some((self.width(), range.start));
         let storage = Storage::Cuda(CudaStorage { columns, ..storage.clone() });
         let shape = Shape::from([self.rows(), range.len()]);
@@ -156,6 +163,20 @@ impl Tensor {
                 Ok(Self { id: self.id, ..Self::on_cuda(cuda.gpu(), buffer, Form::F32, self.shape) })
             }
         }
+    }
+
+    /// The same elements in the form that products of this context's path read, rounded as that form is. On the processor
+    /// that is this tensor.
+    ///
+    /// # Errors
+    /// The device has no room, or the tensor is not in single precision.
+    pub fn to_operand(&self, cx: &Context<'_>) -> Result<Self> {
+        const NAME: &str = "the operand of a product";
+        let Some(gpu) = cx.gpu() else { return Ok(self.clone()) };
+        let (rows, width, form) = (self.rows(), self.width(), cx.operand_form());
+        let out = Self::allocate(gpu, form, [rows, width], NAME)?;
+        ironloom_kernels::convert(gpu, self.cuda(NAME, Form::F32)?, out.cuda(NAME, form)?, form, rows, width)?;
+        out.reshape(self.shape)
     }
 
     /// The rows on a graphics card, whatever lies between them.

@@ -52,6 +52,17 @@ impl SamplerOptions {
         Self { temperature: 0.0, ..Self::default() }
     }
 
+    /// Whether ids before have a say in what is chosen.
+    pub(crate) fn has_penalties(&self) -> bool {
+        let none = self.repetition_penalty == 1.0 && self.presence_penalty == 0.0 && self.frequency_penalty == 0.0;
+        !none && self.penalty_window != Some(0)
+    }
+
+    /// Whether the largest logit is what is chosen.
+    pub(crate) fn is_argmax(&self) -> bool {
+        self.temperature == 0.0 && !self.has_penalties()
+    }
+
     /// Refuses values that mean nothing.
     ///
     /// # Errors

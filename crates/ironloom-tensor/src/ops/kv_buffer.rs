@@ -125,6 +125,17 @@ impl KvBuffer {
         Ok(())
     }
 
+    /// Whether `more` positions fit in memory that no clone shares.
+    pub fn has_room(&self, more: usize) -> bool {
+        let elements = (self.length + more) * self.kv_heads * self.head_width;
+        match &self.storage {
+            Storage::Cpu { keys, values } => elements <= keys.capacity().min(values.capacity()),
+            Storage::Cuda { kept, .. } => kept.as_ref().is_some_and(|kept| {
+                kept.iter().all(|buffer| buffer.is_unique() && elements * CUDA_ELEMENT <= buffer.bytes())
+            }),
+        }
+    }
+
     /// Makes room for `more` positions: grows to a power of two of positions that holds them, and on a graphics card takes
     /// memory of its own where a clone shares it.
     ///
@@ -134,6 +145,7 @@ impl KvBuffer {
         let row = self.kv_heads * self.head_width;
         let positions = self.length + more;
         let capacity = positions.max(FIRST_CAPACITY).next_power_of_two();
+        let fits = self.has_room(more);
         match &mut self.storage {
             Storage::Cpu { keys, values } => {
                 if positions * row > values.capacity() || positions.next_multiple_of(PANEL) * row > keys.capacity() {
@@ -141,12 +153,9 @@ impl KvBuffer {
                     values.reserve_exact(capacity * row - values.len());
                 }
             }
+            Storage::Cuda { .. } if fits => {}
             Storage::Cuda { gpu, kept } => {
                 let held = kept.as_ref().map_or(0, |[keys, _]| keys.bytes());
-                let shared = kept.iter().flatten().any(|buffer| !buffer.is_unique());
-                if positions * row * CUDA_ELEMENT <= held && !shared {
-                    return Ok(());
-                }
                 let bytes = (capacity * row * CUDA_ELEMENT).max(held);
                 let grown = |old: Option<&Buffer>| -> Result<Buffer> {
                     let new = gpu.allocate_lasting(bytes, "the cache of keys and values")?;

@@ -29,6 +29,8 @@ pub struct KvTable {
     reach: usize,
 }
 
+const NAME: &str = "the table of a pass";
+
 /// Counters of a row and kv head: one for each group of query heads that blocks share.
 const TICKETS_PER_HEAD: usize = 64;
 
@@ -49,7 +51,6 @@ impl KvTable {
     /// # Errors
     /// The device has no room, or is the processor, which needs no table.
     pub fn new(device: &Device, rows: usize, cache: &[KvBuffer], reach: usize) -> Result<Self> {
-        const NAME: &str = "the table of a pass";
         let Device::Cuda(cuda) = device else {
             return Err(Error::NoKernel { operation: NAME, device: "the processor" });
         };
@@ -80,7 +81,6 @@ impl KvTable {
     /// # Errors
     /// They are more than the table holds, their caches are of another model, or one has no room for its row.
     pub fn set(&self, rows: &[TableRow<'_>]) -> Result<()> {
-        const NAME: &str = "the table of a pass";
         let count = |what, expected, found| {
             if expected == found { Ok(()) } else { Err(Error::Count { operation: NAME, what, expected, found }) }
         };
@@ -91,25 +91,47 @@ impl KvTable {
         let mut positions = vec![-1i32; self.rows];
         let mut addresses = vec![0u64; 2 * self.rows * self.layers];
         for (row, entry) in rows.iter().enumerate() {
-            count("the number of the cache's layers", self.layers, entry.cache.len())?;
             if entry.position >= self.reach {
                 count("the number of positions", self.reach, entry.position + 1)?;
             }
             ids[row] = entry.id;
             positions[row] = entry.position as i32;
-            for (layer, buffer) in entry.cache.iter().enumerate() {
-                count("the number of kv heads", self.kv_heads, buffer.kv_heads())?;
-                count("the head width", self.head_width, buffer.head_width())?;
-                let needed = (entry.position + 1) * self.kv_heads * self.head_width * 2;
-                for (part, slice) in buffer.cuda(NAME)?.into_iter().enumerate() {
-                    addresses[(layer * self.rows + row) * 2 + part] =
-                        slice.expect(NAME, "the bytes of a layer's cache", needed)?;
-                }
-            }
+            self.put_addresses(&mut addresses, row, entry.cache, entry.position + 1)?;
         }
         self.gpu.write(self.ids.slice(), bytemuck::cast_slice(&ids))?;
         self.gpu.write(self.positions.slice(), bytemuck::cast_slice(&positions))?;
         Ok(self.gpu.write(self.addresses.slice(), bytemuck::cast_slice(&addresses))?)
+    }
+
+    /// Sets where the rows' caches lie, and leaves ids and positions as they are: for caches that grow between steps whose
+    /// positions only the device knows.
+    ///
+    /// # Errors
+    /// They are more than the table holds, or their caches are of another model.
+    pub fn set_caches(&self, caches: &[&[KvBuffer]]) -> Result<()> {
+        let mut addresses = vec![0u64; 2 * self.rows * self.layers];
+        for (row, cache) in caches.iter().enumerate() {
+            self.put_addresses(&mut addresses, row, cache, 0)?;
+        }
+        Ok(self.gpu.write(self.addresses.slice(), bytemuck::cast_slice(&addresses))?)
+    }
+
+    fn put_addresses(&self, addresses: &mut [u64], row: usize, cache: &[KvBuffer], positions: usize) -> Result<()> {
+        let count = |what, expected, found| {
+            if expected == found { Ok(()) } else { Err(Error::Count { operation: NAME, what, expected, found }) }
+        };
+        count("the number of the cache's layers", self.layers, cache.len())?;
+        for (layer, buffer) in cache.iter().enumerate() {
+            count("the number of kv heads", self.kv_heads, buffer.kv_heads())?;
+            count("the head width", self.head_width, buffer.head_width())?;
+            let needed = positions * self.kv_heads * self.head_width * 2;
+            for (part, slice) in buffer.cuda(NAME)?.into_iter().enumerate() {
+                let place = addresses.get_mut((layer * self.rows + row) * 2 + part);
+                let Some(place) = place else { return count("the number of rows", self.rows, row + 1) };
+                *place = slice.expect(NAME, "the bytes of a layer's cache", needed)?;
+            }
+        }
+        Ok(())
     }
 
     /// The rows' ids.
@@ -134,6 +156,10 @@ impl KvTable {
 
     pub(crate) fn positions_slice(&self) -> Slice<'_> {
         self.positions.slice()
+    }
+
+    pub(crate) fn ids_slice(&self) -> Slice<'_> {
+        self.ids.slice()
     }
 
     pub(crate) fn tickets(&self, bytes: usize) -> Result<Slice<'_>> {
