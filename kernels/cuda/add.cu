@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_some(const float (&from)[COUNT], void *to,
 }
 
 template <Form form, int COUNT>
-__device__ __forceinline__ void add_elements(float *__restrict__ residual, const void *__restrict__ y, size_t count) {
+__device__ __forceinline__ void add_elements(float *__restrict__ residual, const void *y, size_t count) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t stride = size_t(gridDim.x) * blockDim.x * COUNT;
@@ -53,8 +53,8 @@ __device__ __forceinline__ void add_elements(float *__restrict__ residual, const
 
 // In the kernels by rows, blocks along x cover a row and blocks along y take rows in turn.
 template <Form form, int COUNT>
-__device__ __forceinline__ void add_gated(float *__restrict__ residual, const void *__restrict__ y,
-                                          const float *__restrict__ gate, int rows, int width) {
+__device__ __forceinline__ void add_gated(float *__restrict__ residual, const void *y, const float *gate, int rows,
+                                          int width) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int column = (blockIdx.x * blockDim.x + threadIdx.x) * COUNT;
@@ -104,8 +104,7 @@ template <int COUNT> __device__ __forceinline__ void scale_elements(float *__res
 }
 
 template <int COUNT>
-__device__ __forceinline__ void convert_rows(const float *__restrict__ x, void *__restrict__ out, int form, int rows,
-                                             int width) {
+__device__ __forceinline__ void convert_rows(const float *x, void *__restrict__ out, int form, int rows, int width) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int column = (blockIdx.x * blockDim.x + threadIdx.x) * COUNT;
@@ -127,12 +126,11 @@ __device__ __forceinline__ void convert_rows(const float *__restrict__ x, void *
 
 #define BY_INPUT(SUFFIX, FORM, COUNT)                                                                                  \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
-        add_##SUFFIX(float *__restrict__ residual, const void *__restrict__ y, size_t count) {                         \
+        add_##SUFFIX(float *__restrict__ residual, const void *y, size_t count) {                                      \
         add_elements<FORM, COUNT>(residual, y, count);                                                                 \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
-        add_gated_rows_##SUFFIX(float *__restrict__ residual, const void *__restrict__ y,                              \
-                                const float *__restrict__ gate, int rows, int width) {                                 \
+        add_gated_rows_##SUFFIX(float *__restrict__ residual, const void *y, const float *gate, int rows, int width) { \
         add_gated<FORM, COUNT>(residual, y, gate, rows, width);                                                        \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(256)                                                                  \
@@ -154,11 +152,11 @@ extern "C" __global__ void __launch_bounds__(256) scale_any(float *__restrict__ 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    convert(const float *__restrict__ x, void *__restrict__ out, int form, int rows, int width) {
+    convert(const float *x, void *__restrict__ out, int form, int rows, int width) {
     convert_rows<4>(x, out, form, rows, width);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    convert_any(const float *__restrict__ x, void *__restrict__ out, int form, int rows, int width) {
+    convert_any(const float *x, void *__restrict__ out, int form, int rows, int width) {
     convert_rows<1>(x, out, form, rows, width);
 }

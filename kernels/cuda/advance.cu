@@ -15,9 +15,9 @@
 #include "vocabulary/device.cuh"
 
 extern "C" __global__ void __launch_bounds__(64)
-    advance(const uint32_t *__restrict__ ids, uint32_t *__restrict__ tokens, int *__restrict__ positions,
-            const uint64_t *__restrict__ histories, uint32_t *__restrict__ ring, int ring_length,
-            uint64_t *__restrict__ step, volatile uint64_t *published, int rows) {
+    advance(const uint32_t *ids, uint32_t *__restrict__ tokens, int *__restrict__ positions, const uint64_t *histories,
+            uint32_t *__restrict__ ring, int ring_length, uint64_t *__restrict__ step, volatile uint64_t *published,
+            int rows) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const uint64_t number = *step;

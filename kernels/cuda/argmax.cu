@@ -39,8 +39,8 @@ __device__ __forceinline__ uint64_t block_largest(uint64_t key) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    argmax(const float *__restrict__ logits, uint32_t *__restrict__ ids, uint64_t *__restrict__ workspace,
-           int vocabulary, int by_vectors) {
+    argmax(const float *logits, uint32_t *__restrict__ ids, uint64_t *__restrict__ workspace, int vocabulary,
+           int by_vectors) {
     __shared__ bool is_last;
     let_next_kernel_start();
     wait_for_previous_kernel();

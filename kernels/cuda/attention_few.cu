@@ -48,14 +48,14 @@ template <int WIDTH> struct Values {
 
     // The positions 2t, 2t + 1, 2t + 8 and 2t + 9 of a tile that starts at `tile`; past the last one, the last again,
     // whose probability is then zero.
-    __device__ __forceinline__ void load(const bf16 *__restrict__ values, size_t stride, int tile, int last) {
+    __device__ __forceinline__ void load(const bf16 *values, size_t stride, int tile, int last) {
         const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const bf16 *from = values + size_t(min(tile + 2 * t + (i & 1) + 8 * (i / 2), last)) * stride;
 #pragma unroll
-            for (int j = 0; j < WIDE; j++) wide[j][i] = load_streaming(from + 64 * j + 8 * g);
-            if constexpr (TAIL > 0) tail[i] = __ldg(reinterpret_cast<const uint2 *>(from + 64 * WIDE + 4 * g));
+            for (int j = 0; j < WIDE; j++) wide[j][i] = load_written_streaming(from + 64 * j + 8 * g);
+            if constexpr (TAIL > 0) tail[i] = *reinterpret_cast<const uint2 *>(from + 64 * WIDE + 4 * g);
         }
     }
 
@@ -83,14 +83,14 @@ template <int WIDTH> struct Keys {
     static constexpr int SEGMENTS = WIDTH / 32;
     uint4 low[SEGMENTS], high[SEGMENTS];  // positions g and g + 8 of a tile, elements 32 s + 8 t .. + 8
 
-    __device__ __forceinline__ void load(const bf16 *__restrict__ keys, size_t stride, int tile, int last) {
+    __device__ __forceinline__ void load(const bf16 *keys, size_t stride, int tile, int last) {
         const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
         const bf16 *first = keys + size_t(min(tile + g, last)) * stride + 8 * t;
         const bf16 *second = keys + size_t(min(tile + g + 8, last)) * stride + 8 * t;
 #pragma unroll
         for (int s = 0; s < SEGMENTS; s++) {
-            low[s] = load_streaming(first + 32 * s);
-            high[s] = load_streaming(second + 32 * s);
+            low[s] = load_written_streaming(first + 32 * s);
+            high[s] = load_written_streaming(second + 32 * s);
         }
     }
 };

@@ -12,8 +12,8 @@ constexpr int THREADS = 128;
 
 // Grid (n, eights of columns / 128).
 template <class Format>
-__device__ __forceinline__ void gather(float *__restrict__ out, const uint8_t *__restrict__ table,
-                                       const uint32_t *__restrict__ ids, int rows, int width, float scale) {
+__device__ __forceinline__ void gather(float *__restrict__ out, const uint8_t *__restrict__ table, const uint32_t *ids,
+                                       int rows, int width, float scale) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int column = (blockIdx.y * THREADS + threadIdx.x) * 8;
@@ -41,8 +41,8 @@ __device__ __forceinline__ void gather(float *__restrict__ out, const uint8_t *_
 
 #define EMBEDDING(name, Format)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                    \
-        embedding_##name(float *__restrict__ out, const uint8_t *__restrict__ table, const uint32_t *__restrict__ ids,       \
-                         int rows, int width, float scale) {                                                                 \
+        embedding_##name(float *__restrict__ out, const uint8_t *__restrict__ table, const uint32_t *ids, int rows,          \
+                         int width, float scale) {                                                                           \
         gather<Format>(out, table, ids, rows, width, scale);                                                                 \
     }
 

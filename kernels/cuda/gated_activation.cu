@@ -63,9 +63,8 @@ __device__ __forceinline__ void store_some(const float (&from)[COUNT], void *out
 
 // Blocks along x cover a row, blocks along y take rows in turn.
 template <Form input, int COUNT>
-__device__ __forceinline__ void activate(const void *__restrict__ gate, size_t gate_stride, const void *__restrict__ up,
-                                         size_t up_stride, void *__restrict__ out, int form, int rows, int width,
-                                         int activation) {
+__device__ __forceinline__ void activate(const void *gate, size_t gate_stride, const void *up, size_t up_stride,
+                                         void *__restrict__ out, int form, int rows, int width, int activation) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int column = (blockIdx.x * blockDim.x + threadIdx.x) * COUNT;
@@ -82,8 +81,8 @@ __device__ __forceinline__ void activate(const void *__restrict__ gate, size_t g
 
 #define GATED_ACTIVATION(NAME, INPUT, COUNT)                                                                           \
     extern "C" __global__ void __launch_bounds__(128)                                                                  \
-        NAME(const void *__restrict__ gate, size_t gate_stride, const void *__restrict__ up, size_t up_stride,         \
-             void *__restrict__ out, int form, int rows, int width, int activation) {                                  \
+        NAME(const void *gate, size_t gate_stride, const void *up, size_t up_stride, void *__restrict__ out, int form, \
+             int rows, int width, int activation) {                                                                    \
         activate<INPUT, COUNT>(gate, gate_stride, up, up_stride, out, form, rows, width, activation);                  \
     }
 

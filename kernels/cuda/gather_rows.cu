@@ -8,8 +8,8 @@
 #include "vocabulary/device.cuh"
 
 template <typename Element>
-__device__ __forceinline__ void gather(const Element *__restrict__ x, const int *__restrict__ rows,
-                                       Element *__restrict__ out, int x_rows, int count, int width) {
+__device__ __forceinline__ void gather(const Element *x, const int *rows, Element *__restrict__ out, int x_rows,
+                                       int count, int width) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
@@ -21,13 +21,11 @@ __device__ __forceinline__ void gather(const Element *__restrict__ x, const int 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gather_rows(const float *__restrict__ x, const int *__restrict__ rows, float *__restrict__ out, int x_rows,
-                int count, int width) {
+    gather_rows(const float *x, const int *rows, float *__restrict__ out, int x_rows, int count, int width) {
     gather(reinterpret_cast<const float4 *>(x), rows, reinterpret_cast<float4 *>(out), x_rows, count, width / 4);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gather_rows_any(const float *__restrict__ x, const int *__restrict__ rows, float *__restrict__ out, int x_rows,
-                    int count, int width) {
+    gather_rows_any(const float *x, const int *rows, float *__restrict__ out, int x_rows, int count, int width) {
     gather(x, rows, out, x_rows, count, width);
 }

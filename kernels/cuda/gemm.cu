@@ -93,9 +93,8 @@ template <int ROWS> __device__ __forceinline__ void gated_product(const Product 
 
 #define GEMM(NAME, ROWS, OUT, ADD)                                                                                     \
     extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                              \
-        NAME(const bf16 *__restrict__ x, const bf16 *__restrict__ weight, const OUT *__restrict__ bias,                \
-             OUT *__restrict__ out, int x_stride, int weight_stride, int out_stride, int rows, int columns,            \
-             int depth) {                                                                                              \
+        NAME(const bf16 *x, const bf16 *__restrict__ weight, const OUT *__restrict__ bias, OUT *__restrict__ out,      \
+             int x_stride, int weight_stride, int out_stride, int rows, int columns, int depth) {                      \
         product<ROWS, OUT, ADD>(                                                                                       \
             {x, weight, nullptr, out, bias, x_stride, weight_stride, out_stride, rows, columns, depth});               \
     }
@@ -109,9 +108,8 @@ GEMM(gemm_add_rows64, 64, float, true)
 
 #define GATED_GEMM(NAME, ROWS)                                                                                         \
     extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                              \
-        NAME(const bf16 *__restrict__ x, const bf16 *__restrict__ gate, const bf16 *__restrict__ up,                   \
-             bf16 *__restrict__ out, int x_stride, int weight_stride, int out_stride, int rows, int columns,           \
-             int depth, int activation) {                                                                              \
+        NAME(const bf16 *x, const bf16 *__restrict__ gate, const bf16 *__restrict__ up, bf16 *__restrict__ out,        \
+             int x_stride, int weight_stride, int out_stride, int rows, int columns, int depth, int activation) {      \
         gated_product<ROWS>({x, gate, up, out, nullptr, x_stride, weight_stride, out_stride, rows, columns, depth},    \
                             activation);                                                                               \
     }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void operand(const bf16 *high, int cols, int column, 
 
 // Blocks of four warps; `bias` may be null. `add` keeps what `out` holds and adds to it.
 template <class Format>
-__device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__ matrix, const bf16 *__restrict__ x,
+__device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__ matrix, const bf16 *x,
                                          const float *__restrict__ bias, int n, int rows, int cols, int out_stride,
                                          int add) {
     let_next_kernel_start();
@@ -73,9 +73,9 @@ __device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__
 
 #define LINEAR_PLAIN(name, Format)                                                                                           \
     extern "C" __global__ void __launch_bounds__(WARPS_PER_BLOCK * WARP, 4)                                                  \
-        linear_plain_##name(float *out, const uint8_t *__restrict__ matrix, const bf16 *__restrict__ x,                      \
+        linear_plain_##name(float *out, const uint8_t *__restrict__ matrix, const bf16 *x,                                   \
                             const float *__restrict__ bias, int n, int rows, int cols, int out_stride, int add) {            \
-        multiply<blocks::Format>(out, matrix, x, bias, n, rows, cols, out_stride, add);                                 \
+        multiply<blocks::Format>(out, matrix, x, bias, n, rows, cols, out_stride, add);                                      \
     }
 
 LINEAR_PLAIN(f32, F32)

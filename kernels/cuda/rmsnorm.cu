@@ -56,9 +56,9 @@ __device__ __forceinline__ void store_four(void *out, int form, const Run &run, 
 
 // A run for each group of LANES threads (a warp, or the whole block), VECTORS times four elements a thread.
 template <int THREADS, int LANES, int VECTORS, bool ADD>
-__device__ __forceinline__ void normalize(const float *__restrict__ x, size_t x_stride,
-                                          const float *__restrict__ weight, void *__restrict__ out, int form, int rows,
-                                          int runs, int width, float epsilon) {
+__device__ __forceinline__ void normalize(const float *x, size_t x_stride, const float *__restrict__ weight,
+                                          void *__restrict__ out, int form, int rows, int runs, int width,
+                                          float epsilon) {
     static_assert(LANES == WARP || LANES == THREADS, "a run takes a warp or a block");
     let_next_kernel_start();
     const int lane = threadIdx.x % LANES, vectors = width / 4;
@@ -114,9 +114,8 @@ __device__ __forceinline__ void normalize(const float *__restrict__ x, size_t x_
 
 // Any width: the row is read once for the sum and once for the result.
 template <bool ADD>
-__device__ __forceinline__ void normalize_any(const float *__restrict__ x, size_t x_stride,
-                                              const float *__restrict__ weight, void *__restrict__ out, int form,
-                                              int runs, int width, float epsilon) {
+__device__ __forceinline__ void normalize_any(const float *x, size_t x_stride, const float *__restrict__ weight,
+                                              void *__restrict__ out, int form, int runs, int width, float epsilon) {
     constexpr int THREADS = 256;
     __shared__ float scratch[THREADS / WARP];
     let_next_kernel_start();
@@ -143,12 +142,12 @@ __device__ __forceinline__ void normalize_any(const float *__restrict__ x, size_
 // A kernel's name ends in the largest width it takes.
 #define RMSNORM(LARGEST, THREADS, LANES, VECTORS)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        rmsnorm_##LARGEST(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight,              \
-                          void *__restrict__ out, int form, int rows, int runs, int width, float epsilon) {            \
+        rmsnorm_##LARGEST(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out,   \
+                          int form, int rows, int runs, int width, float epsilon) {                                    \
         normalize<THREADS, LANES, VECTORS, false>(x, x_stride, weight, out, form, rows, runs, width, epsilon);         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        rmsnorm_add_##LARGEST(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight,          \
+        rmsnorm_add_##LARGEST(const float *x, size_t x_stride, const float *__restrict__ weight,                       \
                               void *__restrict__ residual, int form, int rows, int runs, int width, float epsilon) {   \
         normalize<THREADS, LANES, VECTORS, true>(x, x_stride, weight, residual, form, rows, runs, width, epsilon);     \
     }
@@ -161,13 +160,13 @@ RMSNORM(8192, 512, 512, 4)
 RMSNORM(16384, 512, 512, 8)
 
 extern "C" __global__ void __launch_bounds__(256)
-    rmsnorm_any(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out,
-                int form, int, int runs, int width, float epsilon) {
+    rmsnorm_any(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out, int form,
+                int, int runs, int width, float epsilon) {
     normalize_any<false>(x, x_stride, weight, out, form, runs, width, epsilon);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rmsnorm_add_any(const float *__restrict__ x, size_t x_stride, const float *__restrict__ weight,
-                    void *__restrict__ residual, int form, int, int runs, int width, float epsilon) {
+    rmsnorm_add_any(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ residual,
+                    int form, int, int runs, int width, float epsilon) {
     normalize_any<true>(x, x_stride, weight, residual, form, runs, width, epsilon);
 }

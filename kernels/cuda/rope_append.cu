@@ -28,11 +28,12 @@ struct Shape {
 constexpr int TOGETHER = 4;
 
 // One head of one row, by one warp. `out` is the start of the head in its destination; nothing is written unless
-// `active`.
+// `active`. No `__restrict__` on it, nor on `keys` and `values` below: for an address that comes out of a table nvcc would
+// then read the table through the read-only path.
 template <Form form, typename Out>
-__device__ __forceinline__ void rotate_head(const void *__restrict__ qkv, size_t row, size_t row_width, size_t column,
-                                            const float *__restrict__ weight, const float *__restrict__ phases,
-                                            const Shape &shape, int half, Out *__restrict__ out, bool active) {
+__device__ __forceinline__ void rotate_head(const void *qkv, size_t row, size_t row_width, size_t column,
+                                            const float *__restrict__ weight, const float *phases, const Shape &shape,
+                                            int half, Out *out, bool active) {
     const int lane = threadIdx.x % WARP, width = shape.head_width;
     float factor = 1.0f;
     if (weight != nullptr) {
@@ -95,10 +96,10 @@ __device__ __forceinline__ void rotate_head(const void *__restrict__ qkv, size_t
 // The head that this warp takes, of one row: queries to `queries`, keys and values to their position in a cache;
 // nowhere where the position is negative.
 template <Form form, typename Query>
-__device__ __forceinline__ void append_row(const void *__restrict__ qkv, const float *__restrict__ q_weight,
-                                           const float *__restrict__ k_weight, const float *__restrict__ phases,
-                                           size_t row, bf16 *__restrict__ keys, bf16 *__restrict__ values,
-                                           int64_t position, Query *__restrict__ queries, const Shape &shape) {
+__device__ __forceinline__ void append_row(const void *qkv, const float *__restrict__ q_weight,
+                                           const float *__restrict__ k_weight, const float *phases, size_t row,
+                                           bf16 *keys, bf16 *values, int64_t position, Query *__restrict__ queries,
+                                           const Shape &shape) {
     const int head = blockIdx.y * HEADS_A_BLOCK + threadIdx.x / WARP;
     if (head >= shape.heads + 2 * shape.kv_heads) return;
     const int64_t width = shape.head_width;
@@ -119,10 +120,9 @@ __device__ __forceinline__ void append_row(const void *__restrict__ qkv, const f
 
 // Grid: rows, ceil((heads + 2 kv_heads) / HEADS_A_BLOCK). A row whose position is negative is padding.
 extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
-    rope_append_few(const float *__restrict__ qkv, const float *__restrict__ q_weight,
-                    const float *__restrict__ k_weight, const float *__restrict__ phases,
-                    const uint64_t *__restrict__ kv_table, const int *__restrict__ positions,
-                    float *__restrict__ queries, int heads, int kv_heads, int head_width, int half, float epsilon) {
+    rope_append_few(const float *qkv, const float *__restrict__ q_weight, const float *__restrict__ k_weight,
+                    const float *phases, const uint64_t *kv_table, const int *positions, float *__restrict__ queries,
+                    int heads, int kv_heads, int head_width, int half, float epsilon) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t row = blockIdx.x;
@@ -132,10 +132,9 @@ extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
 }
 
 extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
-    rope_append_many(const bf16 *__restrict__ qkv, const float *__restrict__ q_weight,
-                     const float *__restrict__ k_weight, const float *__restrict__ phases, bf16 *__restrict__ keys,
-                     bf16 *__restrict__ values, int64_t first_position, bf16 *__restrict__ queries, int heads,
-                     int kv_heads, int head_width, int half, float epsilon) {
+    rope_append_many(const bf16 *qkv, const float *__restrict__ q_weight, const float *__restrict__ k_weight,
+                     const float *phases, bf16 *__restrict__ keys, bf16 *__restrict__ values, int64_t first_position,
+                     bf16 *__restrict__ queries, int heads, int kv_heads, int head_width, int half, float epsilon) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t row = blockIdx.x;

@@ -13,7 +13,7 @@
 #include "vocabulary/device.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    rope_phases(const int *__restrict__ positions, const float *__restrict__ inverse_frequencies, float factor,
+    rope_phases(const int *positions, const float *__restrict__ inverse_frequencies, float factor,
                 float *__restrict__ phases, int rows, int half) {
     let_next_kernel_start();
     const int j = blockIdx.x * blockDim.x + threadIdx.x;

@@ -17,9 +17,8 @@ constexpr int ROWS_PER_BLOCK = 4;
 
 // Lane l holds experts l, 32 + l, ...: EACH of them.
 template <int EACH>
-__device__ __forceinline__ void route(const float *__restrict__ logits, const int *__restrict__ positions,
-                                      int *__restrict__ ids, float *__restrict__ gates, int rows, int experts,
-                                      int per_row, int normalize) {
+__device__ __forceinline__ void route(const float *logits, const int *positions, int *__restrict__ ids,
+                                      float *__restrict__ gates, int rows, int experts, int per_row, int normalize) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int row = blockIdx.x * ROWS_PER_BLOCK + threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -83,9 +82,8 @@ __device__ __forceinline__ void route(const float *__restrict__ logits, const in
 // A kernel's name ends in the largest number of experts it takes.
 #define ROUTE_EXPERTS(LARGEST)                                                                                         \
     extern "C" __global__ void __launch_bounds__(ROWS_PER_BLOCK *WARP)                                                 \
-        route_experts_##LARGEST(const float *__restrict__ logits, const int *__restrict__ positions,                   \
-                                int *__restrict__ ids, float *__restrict__ gates, int rows, int experts, int per_row,  \
-                                int normalize) {                                                                       \
+        route_experts_##LARGEST(const float *logits, const int *positions, int *__restrict__ ids,                      \
+                                float *__restrict__ gates, int rows, int experts, int per_row, int normalize) {        \
         route<LARGEST / WARP>(logits, positions, ids, gates, rows, experts, per_row, normalize);                       \
     }
 

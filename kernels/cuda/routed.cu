@@ -29,7 +29,7 @@ struct ExpertRows {
 // Finds the `tile`-th tile of `ROWS` rows when each expert's rows are cut into tiles of their own; first == end where
 // there are not so many. Every warp looks for itself, 32 experts at a time.
 template <int ROWS>
-__device__ __forceinline__ ExpertRows find_expert_rows(const int *__restrict__ offsets, int experts, int tile) {
+__device__ __forceinline__ ExpertRows find_expert_rows(const int *offsets, int experts, int tile) {
     const int lane = threadIdx.x % WARP;
     int before = 0;
     for (int base = 0; base < experts; base += WARP) {
@@ -64,7 +64,7 @@ struct Weights {
 // The sums of a tile: of the rows `sources[place]` of x, or `place` where there are no sources, with the expert's
 // weights from `column` on.
 template <int ROWS, bool GATED>
-__device__ __forceinline__ void multiply(Tile<ROWS> &tile, const bf16 *x, int x_stride, const int *__restrict__ sources,
+__device__ __forceinline__ void multiply(Tile<ROWS> &tile, const bf16 *x, int x_stride, const int *sources,
                                          const Weights &weights, const ExpertRows &rows, int column) {
     extern __shared__ __align__(128) char shared[];
     using T = Tile<ROWS>;
@@ -86,9 +86,9 @@ __device__ __forceinline__ void multiply(Tile<ROWS> &tile, const bf16 *x, int x_
 }
 
 template <int ROWS>
-__device__ __forceinline__ void routed_gated(const bf16 *x, int x_stride, const int *__restrict__ sources,
-                                             const int *__restrict__ offsets, const Weights &weights, bf16 *out,
-                                             int out_stride, int experts, int row_tiles, int activation) {
+__device__ __forceinline__ void routed_gated(const bf16 *x, int x_stride, const int *sources, const int *offsets,
+                                             const Weights &weights, bf16 *out, int out_stride, int experts,
+                                             int row_tiles, int activation) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     using T = Tile<ROWS>;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void routed_gated(const bf16 *x, int x_stride, const 
 }
 
 template <int ROWS>
-__device__ __forceinline__ void routed_down(const bf16 *x, int x_stride, const int *__restrict__ offsets,
+__device__ __forceinline__ void routed_down(const bf16 *x, int x_stride, const int *offsets,
                                             const Weights &weights, float *out, int out_stride, int experts,
                                             int row_tiles) {
     let_next_kernel_start();
@@ -137,8 +137,8 @@ __device__ __forceinline__ void routed_down(const bf16 *x, int x_stride, const i
 // One block an expert. It counts the slots of the experts before it, which gives its first place, and then goes over
 // all slots again in order and numbers its own: no block waits for another, and nothing depends on their order.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    routed_sort(const int *__restrict__ ids, int *__restrict__ places, int *__restrict__ sources,
-                int *__restrict__ offsets, int slots, int per_row, int experts) {
+    routed_sort(const int *ids, int *__restrict__ places, int *__restrict__ sources, int *__restrict__ offsets,
+                int slots, int per_row, int experts) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     __shared__ int counts[2][SORT_WARPS];
@@ -187,7 +187,7 @@ static_assert(SORT_WARPS == WARP, "a lane for each warp's count");
 
 #define ROUTED(ROWS)                                                                                                   \
     extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS) routed_gated_rows##ROWS(     \
-        const bf16 *__restrict__ x, const int *__restrict__ sources, const int *__restrict__ offsets,                  \
+        const bf16 *x, const int *sources, const int *offsets,                                                         \
         const bf16 *__restrict__ gate, const bf16 *__restrict__ up, bf16 *__restrict__ out, long long expert_stride,   \
         int x_stride, int weight_stride, int out_stride, int experts, int columns, int depth, int row_tiles,           \
         int activation) {                                                                                              \
@@ -195,7 +195,7 @@ static_assert(SORT_WARPS == WARP, "a lane for each warp's count");
         routed_gated<ROWS>(x, x_stride, sources, offsets, weights, out, out_stride, experts, row_tiles, activation);   \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS) routed_down_rows##ROWS(      \
-        const bf16 *__restrict__ x, const int *__restrict__ offsets, const bf16 *__restrict__ weight,                  \
+        const bf16 *x, const int *offsets, const bf16 *__restrict__ weight,                                            \
         float *__restrict__ out, long long expert_stride, int x_stride, int weight_stride, int out_stride,             \
         int experts, int columns, int depth, int row_tiles) {                                                          \
         const Weights weights = {weight, nullptr, weight_stride, expert_stride, columns, depth};                       \
@@ -207,8 +207,8 @@ ROUTED(64)
 
 // Adds to four columns of a row what its experts give, in ascending order of j.
 extern "C" __global__ void __launch_bounds__(COMBINE_THREADS)
-    routed_combine(const float *__restrict__ y, const int *__restrict__ places, const float *__restrict__ gates,
-                   float *__restrict__ out, int per_row, int width) {
+    routed_combine(const float *y, const int *places, const float *gates, float *__restrict__ out, int per_row,
+                   int width) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int row = blockIdx.x, column = (blockIdx.y * COMBINE_THREADS + threadIdx.x) * 4;

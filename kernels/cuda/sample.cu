@@ -66,9 +66,8 @@ __device__ __forceinline__ uint64_t block_largest(uint64_t key) {
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
-    sample_scan(float *logits, const SampleOptions *__restrict__ options, const int *__restrict__ positions,
-                uint32_t *__restrict__ ids, char *__restrict__ workspace, size_t row_bytes, int vocabulary,
-                int by_vectors) {
+    sample_scan(float *logits, const SampleOptions *options, const int *positions, uint32_t *__restrict__ ids,
+                char *__restrict__ workspace, size_t row_bytes, int vocabulary, int by_vectors) {
     __shared__ uint32_t counts[PER_BLOCK];
     __shared__ bool is_last;
     let_next_kernel_start();
@@ -141,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
-    sample_weigh(const float *__restrict__ logits, const SampleOptions *__restrict__ options,
-                 char *__restrict__ workspace, size_t row_bytes, int vocabulary, int by_vectors) {
+    sample_weigh(const float *logits, const SampleOptions *options, char *__restrict__ workspace, size_t row_bytes,
+                 int vocabulary, int by_vectors) {
     __shared__ uint32_t masses[3 * BUCKETS];
     let_next_kernel_start();
     wait_for_previous_kernel();
@@ -199,9 +198,8 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
-    sample_draw(const float *__restrict__ logits, const SampleOptions *__restrict__ options,
-                const int *__restrict__ positions, uint32_t *__restrict__ ids, char *__restrict__ workspace,
-                size_t row_bytes, int vocabulary) {
+    sample_draw(const float *logits, const SampleOptions *options, const int *positions, uint32_t *__restrict__ ids,
+                char *__restrict__ workspace, size_t row_bytes, int vocabulary) {
     __shared__ union {
         FewMemory few;
         ManyMemory many;

@@ -31,9 +31,9 @@ constexpr int THREADS = WARPS * WARP;
 constexpr int PADDING = 8;  // elements
 
 struct Call {
-    const bf16 *__restrict__ queries;
-    const bf16 *__restrict__ keys;
-    const bf16 *__restrict__ values;
+    const bf16 *queries;
+    const bf16 *keys;
+    const bf16 *values;
     bf16 *__restrict__ out;
     float *__restrict__ log_sum_exp;  // or null
     int64_t query_stride, query_batch_stride, kv_stride, kv_batch_stride;  // in elements
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low_half, float high_half) {
 // Starts the copy of ROWS rows to shared memory; rows from `valid` on become zero. A thread takes the same column of
 // every STEP-th row, so that it keeps one address, not one for each copy.
 template <int WIDTH, int ROWS>
-__device__ __forceinline__ void copy_rows(bf16 *shared, const bf16 *__restrict__ global, int64_t stride, int valid) {
+__device__ __forceinline__ void copy_rows(bf16 *shared, const bf16 *global, int64_t stride, int valid) {
     constexpr int CHUNKS = WIDTH / 8, STEP = THREADS % CHUNKS == 0 ? THREADS / CHUNKS : 8;
     static_assert(STEP * CHUNKS <= THREADS && ROWS % STEP == 0, "whole steps cover the rows");
     const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8;

@@ -35,10 +35,10 @@ struct Job {
 };
 
 struct Call {
-    const float *__restrict__ queries;      // [rows, heads * width]
-    const uint64_t *__restrict__ kv_table;  // [rows, 2]
-    const int *__restrict__ positions;      // [rows]
-    bf16 *__restrict__ out;                 // [rows, 2, heads * width]
+    const float *queries;      // [rows, heads * width]
+    const uint64_t *kv_table;  // [rows, 2]
+    const int *positions;      // [rows]
+    bf16 *__restrict__ out;    // [rows, 2, heads * width]
     float *__restrict__ partials;
     unsigned *__restrict__ tickets;
     float scale;  // times log2(e)

@@ -43,8 +43,8 @@ struct Bf16 {
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            to.upper[half] = load_streaming(record.upper + chunk * 128 + half * 64);
-            to.lower[half] = load_streaming(record.lower + chunk * 128 + half * 64);
+            to.upper[half] = load_constant_streaming(record.upper + chunk * 128 + half * 64);
+            to.lower[half] = load_constant_streaming(record.lower + chunk * 128 + half * 64);
         }
     }
 

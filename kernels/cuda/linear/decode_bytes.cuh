@@ -19,8 +19,8 @@ template <class Layout> struct Bytes : Tiled<Layout> {
 
     __device__ __forceinline__ static void load_codes(Chunk &to, const uint8_t *codes, int chunk) {
         const int lane = threadIdx.x % WARP;
-        to.half[0] = load_streaming(codes + chunk * Layout::CODE_BYTES + lane * 16);
-        to.half[1] = load_streaming(codes + chunk * Layout::CODE_BYTES + 512 + lane * 16);
+        to.half[0] = load_constant_streaming(codes + chunk * Layout::CODE_BYTES + lane * 16);
+        to.half[1] = load_constant_streaming(codes + chunk * Layout::CODE_BYTES + 512 + lane * 16);
     }
 
     struct Decoder : NoTable {

@@ -33,7 +33,7 @@ template <class Layout> struct FourBits : Tiled<Layout> {
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
-        to = load_streaming(record.codes + chunk * Layout::CODE_BYTES + threadIdx.x % WARP * 16);
+        to = load_constant_streaming(record.codes + chunk * Layout::CODE_BYTES + threadIdx.x % WARP * 16);
     }
 };
 

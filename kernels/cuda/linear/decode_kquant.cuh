@@ -65,7 +65,7 @@ struct Q6_K : Tiled<tiles::Q6_K> {
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         const uint8_t *codes = record.codes + chunk * CODE_BYTES;
         const int lane = threadIdx.x % WARP;
-        to.low = load_streaming(codes + lane * 16);
+        to.low = load_constant_streaming(codes + lane * 16);
         to.high = __ldg(reinterpret_cast<const uint2 *>(codes + tiles::Q6_K::HIGH_AT) + lane);
     }
 

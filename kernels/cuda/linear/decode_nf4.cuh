@@ -29,7 +29,7 @@ struct Nf4 : Tiled<tiles::Nf4> {
     };
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
-        to.codes = load_streaming(record.codes + chunk * CODE_BYTES + threadIdx.x % WARP * 16);
+        to.codes = load_constant_streaming(record.codes + chunk * CODE_BYTES + threadIdx.x % WARP * 16);
     }
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {

@@ -25,6 +25,11 @@ __device__ __forceinline__ void let_next_kernel_start() {
 // Waits until the kernel before is complete and its writes are visible. Every thread of EVERY kernel calls it before it reads
 // what another kernel wrote or writes anything at all; only constant data (weights) may be read earlier. A kernel that left
 // it out would let the one after run beside the one before.
+//
+// Its promise is for plain loads. A block may be on its multiprocessor before that data was written, and the read-only path
+// (`ld.global.nc`: `__ldg`, and any pointer to const that a kernel takes as `__restrict__`) promises nothing about data that
+// change while the kernel runs. So `__restrict__` on what a kernel only reads, and `__ldg`, are for constant data alone:
+// weights, biases, inverse frequencies. `__restrict__` on what it writes keeps loads free to pass the stores.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -110,10 +115,19 @@ template <int WARPS> __device__ __forceinline__ float block_sum(float x, float *
 
 // ---- Loads ------------------------------------------------------------------------------------------------------------
 
-// Sixteen bytes that are read once: they leave no trace in the first-level cache.
-__device__ __forceinline__ uint4 load_streaming(const void *from) {
+// Sixteen bytes that are read once: they leave no trace in the first-level cache. Constant data, through the read-only path.
+__device__ __forceinline__ uint4 load_constant_streaming(const void *from) {
     uint4 value;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+    return value;
+}
+
+// The same of what another kernel wrote.
+__device__ __forceinline__ uint4 load_written_streaming(const void *from) {
+    uint4 value;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "l"(from));
     return value;
