@@ -112,29 +112,31 @@ impl CublasLt {
         };
         let (alpha, beta) = (1.0f32, if call.output == Output::AddF32 { 1.0f32 } else { 0.0 });
         let out = addresses.out as *mut c_void;
-        // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
-        // workspace's memory is not used by anything else until what is in the stream now is done.
-        unsafe {
-            result::matmul(
-                self.handle,
-                problem.description.0,
-                (&raw const alpha).cast(),
-                (&raw const beta).cast(),
-                addresses.weight as *const c_void,
-                problem.weight.0,
-                addresses.x as *const c_void,
-                problem.x.0,
-                out,
-                problem.out.0,
-                out,
-                problem.out.0,
-                &algorithm,
-                workspace.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.slice().address() as *mut c_void),
-                workspace_bytes,
-                self.shared.stream.cast(),
-            )
-        }
-        .map_err(failed("cublasLtMatmul"))
+        gpu.timed("cublasLtMatmul", || {
+            // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
+            // workspace's memory is not used by anything else until what is in the stream now is done.
+            unsafe {
+                result::matmul(
+                    self.handle,
+                    problem.description.0,
+                    (&raw const alpha).cast(),
+                    (&raw const beta).cast(),
+                    addresses.weight as *const c_void,
+                    problem.weight.0,
+                    addresses.x as *const c_void,
+                    problem.x.0,
+                    out,
+                    problem.out.0,
+                    out,
+                    problem.out.0,
+                    &algorithm,
+                    workspace.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.slice().address() as *mut c_void),
+                    workspace_bytes,
+                    self.shared.stream.cast(),
+                )
+            }
+            .map_err(failed("cublasLtMatmul"))
+        })
     }
 
     /// The algorithm that serves products like `call` with any number of rows; none where the built-in kernel does.

@@ -10,7 +10,9 @@ use std::{
 
 use cudarc::driver::sys;
 
-use crate::{Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function};
+use crate::{
+    Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function, profile::Recorder,
+};
 
 /// What is known of a card.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +47,8 @@ pub(crate) struct Inner {
     /// Where the memory of passes comes from now.
     pub(crate) pool: Mutex<Arc<Pool>>,
     pub(crate) functions: Mutex<Loaded>,
+    /// Times kernels while a profile is taken.
+    pub(crate) recorder: Recorder,
 }
 
 /// Modules by image and functions by image and name.
@@ -150,7 +154,8 @@ impl Gpu {
         // Captured overlap became edges of graphs with CUDA 12.3.
         let overlap = major >= 9 && properties.driver >= (12, 3) && !ironloom_core::is_off("overlap");
         let pool = Mutex::new(Arc::new(Pool::new(shared.clone())));
-        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, functions: Mutex::default() }) })
+        let (functions, recorder) = (Mutex::default(), Recorder::default());
+        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, functions, recorder }) })
     }
 
     /// What is known of the card.

@@ -40,6 +40,7 @@ mod launch;
 mod linear;
 mod linear_plain;
 mod mapped;
+mod profile;
 mod rmsnorm;
 mod rope_append;
 mod rope_phases;
@@ -70,6 +71,7 @@ pub use linear::{
 };
 pub use linear_plain::{LinearPlain, linear_plain};
 pub use mapped::Mapped;
+pub use profile::KernelTime;
 pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
 pub use rope_append::{KvDestination, RopeAppend, rope_append};
 pub use rope_phases::{RopePhases, rope_phases};
