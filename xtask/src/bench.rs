@@ -2,11 +2,16 @@
 //!
 //! Each benchmark runs in a process of its own (this program again, with `--process`), so that one leaves nothing in the
 //! caches, the allocator or the thread pool of the next: warm-up, then five timed runs, whose best counts. The memory's
-//! bandwidth and the processor's peak are measured first, in the same call: they are the bounds. Without `--record` a
+//! bandwidth and the device's peak are measured first, in the same call: they are the bounds. Without `--record` a
 //! benchmark below 97% of this device's row fails.
+//!
+//! On a graphics card benchmarks of one model share a process, and each comes with a profile: the time of every kind of
+//! kernel in one pass, which `--profile` prints and the record keeps.
 
 #[cfg(feature = "engine")]
 mod benchmarks;
+#[cfg(feature = "engine")]
+mod cuda;
 #[cfg(feature = "engine")]
 mod inputs;
 #[cfg(feature = "engine")]
@@ -15,6 +20,8 @@ mod language_models;
 mod measurement;
 #[cfg(feature = "engine")]
 mod peers;
+#[cfg(feature = "engine")]
+mod place;
 #[cfg(feature = "engine")]
 mod probes;
 #[cfg(feature = "engine")]
@@ -41,15 +48,18 @@ pub(crate) struct Arguments {
     /// Run the peers of benches/peers on the same inputs and print the ratios
     #[arg(long)]
     peers: bool,
+    /// Print the time of every kind of kernel, of benchmarks on a graphics card
+    #[arg(long)]
+    profile: bool,
     /// Print the records as JSON
     #[arg(long)]
     json: bool,
     /// Only list the benchmarks
     #[arg(long)]
     list: bool,
-    /// Measure one benchmark in this process and print its measurement
-    #[arg(long, hide = true, value_name = "NAME")]
-    process: Option<String>,
+    /// Measure these benchmarks in this process and print what came of each
+    #[arg(long, hide = true, value_name = "NAMES", value_delimiter = ',')]
+    process: Vec<String>,
 }
 
 /// What to measure on.
@@ -58,6 +68,19 @@ enum Device {
     /// This machine's processor
     #[default]
     Cpu,
+    /// A graphics card of NVIDIA
+    Cuda,
+}
+
+#[cfg(feature = "engine")]
+impl Device {
+    /// Its name as an argument.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
 }
 
 /// Measures in the build that has the engine, with optimizations.

@@ -28,10 +28,14 @@ mod load;
 mod model;
 mod names;
 mod passes;
+mod profile;
+mod random;
 pub mod text;
 
 pub use config::{Architecture, Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, SharedExpertConfig};
 pub use error::{Error, Result};
 pub use experts::Experts;
 pub use load::{LoadOptions, available_memory};
+pub use ironloom_kernels::KernelTime;
 pub use model::{LogitRows, Model};
+pub use random::RandomWeights;

@@ -4,12 +4,9 @@
 //! numbers. Missing tensors are collected and refused together. Matrices are packed one at a time, and the pages of the
 //! mapped file are given back after each, so that a model is never in memory twice.
 
-use std::{
-    borrow::Cow,
-    sync::{Mutex, PoisonError},
-};
+use std::borrow::Cow;
 
-use ironloom_core::{MemoryPlan, Philox, Shape};
+use ironloom_core::{MemoryPlan, Shape};
 use ironloom_nn::{Attention, Embedding, FeedForward, Linear, RmsNorm};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::{Device, StoredMatrix, Tensor, Weight, ops::AttentionOptions};
@@ -72,16 +69,6 @@ impl Model {
         model.unused = checkpoint.unused();
         Ok(model)
     }
-
-    /// A model of random weights: normal with a deviation of 0.02, norms of one. For measuring speed and for tests.
-    ///
-    /// # Errors
-    /// The configuration contradicts itself.
-    pub fn random(config: &Config, device: &Device, format: WeightFormat, seed: u64) -> Result<Self> {
-        let options = LoadOptions { format, progress: None };
-        let source = RandomSource { seed, matrices: 0 };
-        Builder { config, device, options: &options, source }.model(Naming::Gguf)
-    }
 }
 
 /// Bytes that a model may take on `device`, where that is known.
@@ -96,7 +83,7 @@ pub fn available_memory(device: &Device) -> Result<Option<u64>> {
 }
 
 /// Which rows of a stored tensor make a matrix.
-enum Rows {
+pub(crate) enum Rows {
     /// All, in order.
     All,
     /// All, in this order.
@@ -108,7 +95,7 @@ enum Rows {
 }
 
 /// Where weights come from.
-trait Source {
+pub(crate) trait Source {
     fn matrix(
         &mut self,
         name: &str,
@@ -206,62 +193,16 @@ impl Source for CheckpointSource<'_> {
     }
 }
 
-struct RandomSource {
-    seed: u64,
-    /// Matrices made.
-    matrices: u64,
-}
-
-impl Source for RandomSource {
-    fn matrix(
-        &mut self,
-        name: &str,
-        [rows, cols]: [usize; 2],
-        _: Rows,
-        format: WeightFormat,
-        device: &Device,
-    ) -> Result<Weight> {
-        // Sums of four uniform bytes are near enough to normal, and a large model is made in seconds: each row has a stream
-        // of its own, so that the threads share the rows.
-        let matrix = self.matrices;
-        self.matrices += 1;
-        let mut values = vec![0.0f32; rows * cols];
-        let places: Vec<Mutex<&mut [f32]>> = values.chunks_mut(cols.max(1)).map(Mutex::new).collect();
-        device.threads().run_ranges(rows, 16, |range| {
-            for row in range {
-                let mut draws = Philox::new(self.seed, (matrix << 32) + row as u64);
-                let mut place = places[row].lock().unwrap_or_else(PoisonError::into_inner);
-                for value in place.iter_mut() {
-                    let sum: u32 = draws.next_u32().to_le_bytes().iter().map(|byte| u32::from(*byte)).sum();
-                    *value = (sum as f32 - 510.0) * (0.02 / 147.8);
-                }
-            }
-        });
-        drop(places);
-        Weight::from_f32(device, &values, [rows, cols], format)
-            .map_err(|source| Error::Weight { tensor: name.to_owned(), source })
-    }
-
-    fn vector(&mut self, name: &str, length: usize, _: Option<&[u32]>) -> Result<Vec<f32>> {
-        Ok(vec![if name.ends_with(".bias") { 0.0 } else { 1.0 }; length])
-    }
-
-    fn release(&self) {}
-
-    fn progress(&self) -> (u64, u64) {
-        (0, 0)
-    }
-}
-
-struct Builder<'a, S> {
-    config: &'a Config,
-    device: &'a Device,
-    options: &'a LoadOptions<'a>,
-    source: S,
+/// Makes a model of a source's weights.
+pub(crate) struct Builder<'a, S> {
+    pub(crate) config: &'a Config,
+    pub(crate) device: &'a Device,
+    pub(crate) options: &'a LoadOptions<'a>,
+    pub(crate) source: S,
 }
 
 impl<S: Source> Builder<'_, S> {
-    fn model(&mut self, naming: Naming) -> Result<Model> {
+    pub(crate) fn model(&mut self, naming: Naming) -> Result<Model> {
         let config = self.config;
         let ropes = config
             .ropes

@@ -1,9 +1,9 @@
-//! The benchmarks by name.
+//! What a benchmark is, and those of the processor by name; `cuda` has the card's.
 
 use anyhow::{Context, Result};
 
 use super::{
-    language_models,
+    Device, cuda, language_models,
     measurement::{Measurement, Work},
     probes, text,
 };
@@ -15,18 +15,25 @@ pub(super) struct Benchmark {
     pub(super) about: &'static str,
     pub(super) unit: &'static str,
     pub(super) higher_is_better: bool,
-    /// The figure of a peer's report it is compared with.
-    pub(super) peer_figure: Option<&'static str>,
-    measure: fn() -> Result<Measurement>,
+    /// The figures of peers' reports it is compared with.
+    pub(super) peer_figures: &'static [&'static str],
+    task: Task,
+}
+
+/// What measures.
+#[derive(Clone, Copy)]
+enum Task {
+    Host(fn() -> Result<Measurement>),
+    Card(cuda::Task),
 }
 
 /// The probe whose figure bounds whatever reads memory, in GB/s.
 pub(super) const BANDWIDTH: &str = "memory-bandwidth";
-/// The probe whose figure bounds whatever computes, in GFLOPS.
+/// The probe whose figure bounds whatever computes, in GFLOPS or TFLOP/s.
 pub(super) const PEAK: &str = "multiply-add-peak";
 
-/// Every benchmark, the probes first.
-pub(super) const ALL: [Benchmark; 9] = [
+/// Every benchmark of the processor, the probes first.
+const HOST: [Benchmark; 9] = [
     Benchmark::rate(BANDWIDTH, "reading 96 MiB again and again with all threads", "GB/s", probes::memory_bandwidth),
     Benchmark::rate(PEAK, "multiply-adds in registers with all threads", "GFLOPS", probes::multiply_add_peak),
     Benchmark::rate(
@@ -53,14 +60,14 @@ pub(super) const ALL: [Benchmark; 9] = [
         "tokens/s",
         language_models::smollm2_prompt,
     )
-    .beside("pp512"),
+    .beside(&["pp512"]),
     Benchmark::rate(
         "smollm2-tg128",
         "SmolLM2-135M Q4_1: 128 tokens from an empty context",
         "tokens/s",
         language_models::smollm2_generate,
     )
-    .beside("tg128"),
+    .beside(&["tg128"]),
     Benchmark::time("tokenizer-50k", "SmolLM2's tokenizer: 50,000 characters", "ms", text::tokenize_50k),
     Benchmark::time(
         "load-smollm2",
@@ -70,6 +77,23 @@ pub(super) const ALL: [Benchmark; 9] = [
     ),
 ];
 
+impl Device {
+    /// Its benchmarks, the probes first.
+    pub(super) fn benchmarks(self) -> &'static [Benchmark] {
+        match self {
+            Self::Cpu => &HOST,
+            Self::Cuda => &cuda::ALL,
+        }
+    }
+
+    /// The benchmark called `name`.
+    pub(super) fn benchmark(self, name: &str) -> Result<&'static Benchmark> {
+        let names = || self.benchmarks().iter().map(|benchmark| benchmark.name).collect::<Vec<_>>().join(", ");
+        let found = self.benchmarks().iter().find(|benchmark| benchmark.name == name);
+        found.with_context(|| format!("no benchmark `{name}` of this device; there are: {}", names()))
+    }
+}
+
 impl Benchmark {
     const fn rate(
         name: &'static str,
@@ -77,7 +101,7 @@ impl Benchmark {
         unit: &'static str,
         measure: fn() -> Result<Measurement>,
     ) -> Self {
-        Self { name, about, unit, higher_is_better: true, peer_figure: None, measure }
+        Self { name, about, unit, higher_is_better: true, peer_figures: &[], task: Task::Host(measure) }
     }
 
     const fn time(
@@ -89,27 +113,43 @@ impl Benchmark {
         Self { higher_is_better: false, ..Self::rate(name, about, unit, measure) }
     }
 
-    const fn beside(self, figure: &'static str) -> Self {
-        Self { peer_figure: Some(figure), ..self }
+    pub(super) const fn on_card(name: &'static str, about: &'static str, unit: &'static str, task: cuda::Task) -> Self {
+        Self { name, about, unit, higher_is_better: true, peer_figures: &[], task: Task::Card(task) }
     }
 
-    /// The benchmark called `name`.
-    pub(super) fn named(name: &str) -> Result<&'static Self> {
-        let names = || ALL.iter().map(|benchmark| benchmark.name).collect::<Vec<_>>().join(", ");
-        ALL.iter()
-            .find(|benchmark| benchmark.name == name)
-            .with_context(|| format!("no benchmark `{name}`; there are: {}", names()))
+    pub(super) const fn beside(self, peer_figures: &'static [&'static str]) -> Self {
+        Self { peer_figures, ..self }
     }
 
-    /// Measures in this process.
-    pub(super) fn measure(&self) -> Result<Measurement> {
-        (self.measure)()
+    /// Whether it runs in the process of `before`, after it: on a card, where both need the same model or none.
+    pub(super) fn shares_process(&self, before: &Self) -> bool {
+        match (self.task, before.task) {
+            (Task::Card(task), Task::Card(before)) => task.model() == before.model(),
+            _ => false,
+        }
     }
 
-    /// The best figure that the machine allows, and why, from the probes' figures.
+    /// Measures in this process; `card` is opened when one is needed, and kept for the next.
+    pub(super) fn measure(&self, card: &mut Option<cuda::Card>) -> Result<Measurement> {
+        match self.task {
+            Task::Host(measure) => measure(),
+            Task::Card(task) => {
+                let card = match card {
+                    Some(card) => card,
+                    None => card.insert(cuda::Card::open()?),
+                };
+                task.measure(card)
+            }
+        }
+    }
+
+    /// The best figure that the machine allows, and why, from the probes' figures in GB/s and GFLOPS.
     pub(super) fn bound(&self, work: Work, bandwidth: f64, peak: f64) -> (f64, String) {
         let (rate, kind) = match work {
             Work::Bytes(bytes) => (bandwidth * 1e9 / bytes, format!("bytes over {bandwidth:.1} GB/s")),
+            Work::Operations(operations) if peak >= 1e5 => {
+                (peak * 1e9 / operations, format!("operations over {:.0} TFLOP/s", peak / 1e3))
+            }
             Work::Operations(operations) => (peak * 1e9 / operations, format!("operations over {peak:.0} GFLOPS")),
             Work::Unbounded => return (0.0, "none".to_owned()),
         };
@@ -123,19 +163,41 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_found() {
-        for benchmark in &ALL {
-            assert_eq!(ALL.iter().filter(|other| other.name == benchmark.name).count(), 1);
-            assert!(Benchmark::named(benchmark.name).is_ok());
+        for device in [Device::Cpu, Device::Cuda] {
+            for benchmark in device.benchmarks() {
+                let same = device.benchmarks().iter().filter(|other| other.name == benchmark.name);
+                assert_eq!(same.count(), 1);
+                assert!(device.benchmark(benchmark.name).is_ok());
+            }
+            assert!([BANDWIDTH, PEAK].iter().all(|name| device.benchmark(name).is_ok()));
         }
-        assert!(Benchmark::named("decode").is_err_and(|error| error.to_string().contains("decode-host")));
+        assert!(Device::Cpu.benchmark("decode").is_err_and(|error| error.to_string().contains("decode-host")));
+        assert!(Device::Cpu.benchmark("decode-3b-bf16-1").is_err());
+    }
+
+    #[test]
+    fn those_of_one_model_share_a_process() {
+        let shares = |name: &str, before: &str| {
+            Device::Cuda.benchmark(name).unwrap().shares_process(Device::Cuda.benchmark(before).unwrap())
+        };
+        assert!(shares("decode-3b-bf16-16", "decode-3b-bf16-1"));
+        assert!(shares("gemv-nf4", "gemm"));
+        assert!(!shares("decode-3b-nf4-1", "decode-3b-bf16-1"));
+        assert!(!shares("decode-3b-nf4-1", "gemm"));
+        assert!(!Device::Cpu.benchmark("decode-host").unwrap().shares_process(&HOST[0]));
     }
 
     #[test]
     fn bounds_of_rates_and_times() {
-        let rate = Benchmark::named("smollm2-tg128").unwrap();
+        let rate = Device::Cpu.benchmark("smollm2-tg128").unwrap();
         assert_eq!(rate.bound(Work::Bytes(1e8), 20.0, 0.0).0, 200.0);
-        let time = Benchmark::named("load-smollm2").unwrap();
+        let time = Device::Cpu.benchmark("load-smollm2").unwrap();
         assert_eq!(time.bound(Work::Bytes(1e8), 20.0, 0.0).0, 0.005);
         assert_eq!(rate.bound(Work::Unbounded, 20.0, 1.0).0, 0.0);
+        let attention = Device::Cuda.benchmark("attention-forward-64").unwrap();
+        assert_eq!(
+            attention.bound(Work::Operations(1e12), 0.0, 790e3),
+            (790.0, "operations over 790 TFLOP/s".to_owned())
+        );
     }
 }

@@ -3,9 +3,11 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use ironloom_lm::KernelTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::place::CardName;
 use crate::machine;
 
 /// Timed runs of a benchmark.
@@ -16,7 +18,7 @@ pub(super) const RUNS: usize = 5;
 pub(super) enum Work {
     /// Bytes that must come from memory for one unit of work (or, for a time, in all).
     Bytes(f64),
-    /// Multiply-adds in single precision, each counted as two operations.
+    /// Multiply-adds, each counted as two operations: in single precision on a processor, of bfloat16 on a card.
     Operations(f64),
     /// No bound is known.
     Unbounded,
@@ -28,11 +30,43 @@ pub(super) struct Measurement {
     /// The figure of each timed run.
     pub(super) values: Vec<f64>,
     pub(super) work: Work,
+    /// The most memory held, of the device measured on.
     pub(super) peak_mib: f64,
     /// The share of the processor that other processes took while it was measured.
     pub(super) others: f64,
     pub(super) shape: Map<String, Value>,
     pub(super) notes: String,
+    /// The kernels of one pass, where it ran on a card.
+    #[serde(default)]
+    pub(super) kernels: Vec<Kernel>,
+    /// The card it ran on.
+    #[serde(default)]
+    pub(super) card: Option<CardName>,
+}
+
+/// One kind of kernel in a pass.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Kernel {
+    pub(super) name: String,
+    pub(super) launches: usize,
+    /// Of all launches, without overlap.
+    pub(super) microseconds: f64,
+    /// Of the sum of all kernels.
+    pub(super) share: f64,
+}
+
+impl Kernel {
+    /// The rows of a profile.
+    pub(super) fn of_profile(times: &[KernelTime]) -> Vec<Self> {
+        let total: f64 = times.iter().map(|kernel| kernel.seconds).sum();
+        let row = |kernel: &KernelTime| Self {
+            name: kernel.name.to_owned(),
+            launches: kernel.launches,
+            microseconds: 1e6 * kernel.seconds,
+            share: if total > 0.0 { kernel.seconds / total } else { 0.0 },
+        };
+        times.iter().map(row).collect()
+    }
 }
 
 /// Times `run` [`RUNS`] times after one run that is not counted; a run returns its figure.
@@ -44,8 +78,8 @@ pub(super) fn measure(work: Work, shape: Value, mut run: impl FnMut() -> Result<
         Value::Object(shape) => shape,
         _ => Map::new(),
     };
-    let others = busy.share_of_others();
-    Ok(Measurement { values, work, peak_mib: machine::peak_mib(), others, shape, notes: String::new() })
+    let (others, peak_mib) = (busy.share_of_others(), machine::peak_mib());
+    Ok(Measurement { values, work, peak_mib, others, shape, notes: String::new(), kernels: Vec::new(), card: None })
 }
 
 /// The seconds `work` takes, with its result.

@@ -1,11 +1,11 @@
-//! Other programs on the same inputs: the scripts of `benches/peers`, each of which prints one JSON object.
+//! Other programs on the same inputs: the scripts of `benches/peers`, each of which prints JSON objects, one a line.
 
-use std::{collections::HashMap, path::Path, process::Stdio};
+use std::{collections::HashMap, process::Command};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::benchmarks::Benchmark;
+use super::{Device, benchmarks::Benchmark};
 use crate::{machine, python, smollm2, workspace};
 
 /// What a peer's script prints.
@@ -30,24 +30,87 @@ impl Report {
     }
 }
 
-/// Runs every peer that has a figure for one of the benchmarks.
-pub(super) fn run_for(benchmarks: &[&Benchmark]) -> Result<Vec<Report>> {
-    if benchmarks.iter().all(|benchmark| benchmark.peer_figure.is_none()) {
-        return Ok(Vec::new());
-    }
-    let model = smollm2::fetch()?;
-    Ok(vec![run(&workspace::root().join("benches").join("peers").join("llama_cpp.py"), &model)?])
+/// The scripts for a card: what the names of their figures begin with, and the option that takes what follows (or, of
+/// whole names, the names), with commas between.
+const CARD_SCRIPTS: [(&str, &str, &str, Wanted); 3] = [
+    ("torch_decode.py", "decode-", "--cases", Wanted::Names),
+    ("torch_prefill.py", "prefill-3b-bf16-", "--lengths", Wanted::Endings),
+    ("torch_attention.py", "attention-forward-", "--widths", Wanted::Endings),
+];
+
+/// What a script is told of the figures it shall measure.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Names,
+    Endings,
 }
 
-fn run(script: &Path, model: &Path) -> Result<Report> {
+/// Runs every peer that has a figure for one of the benchmarks. On a card one that fails is said and left out: not every
+/// machine has PyTorch.
+pub(super) fn run_for(device: Device, benchmarks: &[&Benchmark]) -> Result<Vec<Report>> {
+    let mut figures: Vec<&str> = benchmarks.iter().flat_map(|benchmark| benchmark.peer_figures).copied().collect();
+    figures.sort_unstable();
+    figures.dedup();
+    if figures.is_empty() {
+        return Ok(Vec::new());
+    }
+    match device {
+        Device::Cpu => {
+            let model = smollm2::fetch()?;
+            run("llama_cpp.py", |command| {
+                command.arg("--model").arg(&model).args(["--threads", &machine::threads().to_string()]);
+            })
+        }
+        Device::Cuda => {
+            let mut reports = Vec::new();
+            for (script, option, value) in card_calls(&figures) {
+                match run(script, |command| {
+                    command.args(["--json", option, &value]);
+                }) {
+                    Ok(more) => reports.extend(more),
+                    Err(error) => eprintln!("no figures of {script}: {error:#}"),
+                }
+            }
+            Ok(reports)
+        }
+    }
+}
+
+/// The scripts to run for these figures, each with its option.
+fn card_calls(figures: &[&str]) -> Vec<(&'static str, &'static str, String)> {
+    let mut calls = Vec::new();
+    for (script, beginning, option, wanted) in CARD_SCRIPTS {
+        let of_script = figures.iter().filter_map(|figure| {
+            let ending = figure.strip_prefix(beginning)?;
+            Some(if wanted == Wanted::Names { *figure } else { ending })
+        });
+        let value = of_script.collect::<Vec<_>>().join(",");
+        if !value.is_empty() {
+            calls.push((script, option, value));
+        }
+    }
+    calls
+}
+
+fn run(script: &str, add_arguments: impl FnOnce(&mut Command)) -> Result<Vec<Report>> {
     let python = python::python().context("no Python 3 found to run the peers with")?;
     let mut command = python.command();
-    command.arg(script).arg("--model").arg(model).args(["--threads", &machine::threads().to_string()]);
-    let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start {python}"))?;
+    command.arg(workspace::root().join("benches").join("peers").join(script));
+    add_arguments(&mut command);
+    let output = command.stderr(std::process::Stdio::inherit()).output();
+    let output = output.with_context(|| format!("cannot start {python}"))?;
     if !output.status.success() {
-        bail!("{} failed ({})", script.display(), output.status);
+        bail!("{script} failed ({})", output.status);
     }
-    serde_json::from_slice(&output.stdout).with_context(|| format!("{} printed no report", script.display()))
+    let printed = String::from_utf8_lossy(&output.stdout);
+    reports(&printed).with_context(|| format!("{script} printed no report"))
+}
+
+/// The reports among the lines that a script printed.
+fn reports(printed: &str) -> Result<Vec<Report>> {
+    let lines = printed.lines().filter(|line| line.starts_with('{'));
+    let reports = lines.map(serde_json::from_str).collect::<Result<Vec<Report>, _>>()?;
+    if reports.is_empty() { bail!("there is no line with an object") } else { Ok(reports) }
 }
 
 #[cfg(test)]
@@ -55,10 +118,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_read() {
+    fn reports_are_read() {
         let text =
             r#"{"name": "a", "version": "1", "figures": {"tg128": {"values": [1.0, 2.0], "best": 2.0, "mean": 1.5}}}"#;
-        let report: Report = serde_json::from_str(text).unwrap();
-        assert_eq!((report.best("tg128"), report.best("pp512")), (Some(2.0), None));
+        let found = reports(&format!("a warning\n{text}\n{text}\n")).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[0].best("tg128"), found[0].best("pp512")), (Some(2.0), None));
+        assert!(reports("nothing").is_err());
+    }
+
+    #[test]
+    fn scripts_get_the_figures_they_have() {
+        let figures = ["decode-3b-bf16-1", "decode-3b-nf4-1", "prefill-3b-bf16-512", "prefill-3b-bf16-4096"];
+        assert_eq!(
+            card_calls(&figures),
+            [
+                ("torch_decode.py", "--cases", "decode-3b-bf16-1,decode-3b-nf4-1".to_owned()),
+                ("torch_prefill.py", "--lengths", "512,4096".to_owned()),
+            ]
+        );
     }
 }

@@ -6,7 +6,11 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{benchmarks::Benchmark, measurement::Measurement};
+use super::{
+    benchmarks::Benchmark,
+    measurement::{Kernel, Measurement},
+    place::Place,
+};
 use crate::{machine, workspace};
 
 /// A benchmark below this share of its row fails.
@@ -17,7 +21,7 @@ const KEPT: f64 = 0.97;
 pub(super) struct Record {
     pub(super) bench: String,
     pub(super) device: String,
-    /// What stands between the program and the device: of a processor, the vector instructions in use.
+    /// As [`Place`] has it.
     pub(super) driver: String,
     pub(super) commit: String,
     pub(super) date: String,
@@ -35,6 +39,9 @@ pub(super) struct Record {
     pub(super) peers: Vec<Peer>,
     pub(super) shape: Map<String, Value>,
     pub(super) notes: String,
+    /// The kernels of one pass on a card.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) kernels: Vec<Kernel>,
 }
 
 /// Another program's figure from the same run.
@@ -56,7 +63,7 @@ pub(super) struct Circumstances {
 }
 
 impl Record {
-    pub(super) fn new(benchmark: &Benchmark, measurement: Measurement, around: Circumstances) -> Self {
+    pub(super) fn new(benchmark: &Benchmark, measurement: Measurement, around: Circumstances, place: &Place) -> Self {
         let mut sorted = measurement.values.clone();
         sorted.sort_by(f64::total_cmp);
         let median = sorted[sorted.len() / 2];
@@ -69,8 +76,8 @@ impl Record {
         };
         Self {
             bench: benchmark.name.to_owned(),
-            device: machine::device_name(),
-            driver: format!("{:?}", ironloom_core::SimdLevel::detect()),
+            device: place.device.clone(),
+            driver: place.driver.clone(),
             commit: workspace::commit(),
             date: machine::date(),
             unit: benchmark.unit.to_owned(),
@@ -86,12 +93,13 @@ impl Record {
             peers: Vec::new(),
             shape: measurement.shape,
             notes: measurement.notes,
+            kernels: measurement.kernels.into_iter().map(Kernel::rounded).collect(),
         }
     }
 
-    /// The row of this device, if there is one.
-    pub(super) fn of_this_device(name: &str) -> Result<Option<Self>> {
-        let path = Self::path(name);
+    /// The row of a device, if there is one.
+    pub(super) fn row(name: &str, place: &Place) -> Result<Option<Self>> {
+        let path = place.record(name);
         if !path.exists() {
             return Ok(None);
         }
@@ -99,9 +107,9 @@ impl Record {
         Ok(Some(serde_json::from_slice(&bytes).with_context(|| format!("{} is not a record", path.display()))?))
     }
 
-    /// Writes it as the row of this device.
-    pub(super) fn write(&self) -> Result<PathBuf> {
-        let path = Self::path(&self.bench);
+    /// Writes it as the row of a device.
+    pub(super) fn write(&self, place: &Place) -> Result<PathBuf> {
+        let path = place.record(&self.bench);
         machine::write_record(&path, self)?;
         Ok(path)
     }
@@ -125,9 +133,11 @@ impl Record {
         };
         (worst - self.best).abs() / self.best
     }
+}
 
-    fn path(name: &str) -> PathBuf {
-        machine::records_folder().join(format!("{name}.json"))
+impl Kernel {
+    fn rounded(self) -> Self {
+        Self { microseconds: rounded(self.microseconds), share: rounded(self.share), ..self }
     }
 }
 
@@ -143,7 +153,10 @@ pub(super) fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::measurement::Work, *};
+    use super::{
+        super::{Device, measurement::Work},
+        *,
+    };
 
     fn record(name: &str, values: &[f64]) -> Record {
         let measurement = Measurement {
@@ -153,9 +166,11 @@ mod tests {
             others: 0.0,
             shape: Map::new(),
             notes: String::new(),
+            kernels: Vec::new(),
+            card: None,
         };
         let around = Circumstances { bandwidth: 20.0, peak: 100.0, load_average: 0.0 };
-        Record::new(Benchmark::named(name).unwrap(), measurement, around)
+        Record::new(Device::Cpu.benchmark(name).unwrap(), measurement, around, &Place::host())
     }
 
     #[test]

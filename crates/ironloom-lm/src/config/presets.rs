@@ -1,4 +1,4 @@
-//! Shapes that Ironloom itself trains and measures, as descriptions without a checkpoint.
+//! Shapes that Ironloom trains and measures, its own and others', as descriptions without a checkpoint.
 
 use ironloom_nn::{Activation, RopeOptions, RopeScaling};
 
@@ -65,6 +65,45 @@ impl Config {
         })
     }
 
+    /// The shape of Qwen2.5-3B: 3,085,938,688 parameters.
+    pub fn qwen2_5_3b() -> Self {
+        Self::qwen2_5(DenseShape {
+            vocab_size: 151_936,
+            width: 2048,
+            layers: 36,
+            heads: 16,
+            kv_heads: 2,
+            head_width: 128,
+            inner_width: 11_008,
+        })
+    }
+
+    /// The shape of Qwen2.5-14B: 14,770,033,664 parameters, the head apart from the embedding.
+    pub fn qwen2_5_14b() -> Self {
+        let config = Self::qwen2_5(DenseShape {
+            vocab_size: 152_064,
+            width: 5120,
+            layers: 48,
+            heads: 40,
+            kv_heads: 8,
+            head_width: 128,
+            inner_width: 13_824,
+        });
+        Self { tied_embeddings: false, ..config }
+    }
+
+    fn qwen2_5(shape: DenseShape) -> Self {
+        let rope = RopeOptions { base: 1_000_000.0, width: shape.head_width, scaling: RopeScaling::None };
+        Self {
+            architecture: Architecture::Qwen2,
+            context_length: 32_768,
+            rms_epsilon: 1e-6,
+            qkv_bias: true,
+            ropes: vec![rope],
+            ..Self::dense(shape)
+        }
+    }
+
     /// `moe-55m`: 55,181,824 parameters, 35,717,632 of them active: two dense layers, then six of 8 experts (2 a row) with a
     /// shared expert.
     pub fn moe_55m() -> Self {
@@ -87,5 +126,16 @@ impl Config {
             shared: Some(SharedExpertConfig { width: 352, gated: false }),
         });
         config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_of_others_have_their_published_parameter_counts() {
+        assert_eq!(Config::qwen2_5_3b().parameters(), 3_085_938_688);
+        assert_eq!(Config::qwen2_5_14b().parameters(), 14_770_033_664);
     }
 }

@@ -1,0 +1,112 @@
+//! Attention alone: of many rows over one history, and of one row over histories of several lengths.
+
+use anyhow::Result;
+use ironloom_kernels::{Attention, AttentionFew, FewShape, Mask, attention, attention_few};
+use serde_json::json;
+
+use super::card::Card;
+use crate::bench::measurement::{Measurement, Work};
+
+/// TFLOP/s of 16 sequences with 16 heads and 4,096 positions, causal: the products of the half of the scores that the mask
+/// leaves. Queries, keys and values are larger than the cache.
+pub(in crate::bench) fn forward(card: &Card, head_width: usize) -> Result<Measurement> {
+    const BATCH: usize = 16;
+    const HEADS: usize = 16;
+    const POSITIONS: usize = 4096;
+    const LAUNCHES: usize = 4;
+    let elements = BATCH * POSITIONS * HEADS * head_width;
+    let (queries, keys, values) = (card.normals(elements)?, card.normals(elements)?, card.normals(elements)?);
+    let out = card.gpu.allocate_lasting(2 * elements, "attention")?;
+    let operations = 4.0 * (BATCH * HEADS * head_width) as f64 * (POSITIONS as f64).powi(2) / 2.0;
+    let shape =
+        json!({"batch": BATCH, "heads": HEADS, "kv_heads": HEADS, "positions": POSITIONS, "head_width": head_width});
+    card.measure(Work::Operations(1e12), shape, || {
+        let seconds = card.seconds_of(LAUNCHES, |_| {
+            let call = Attention {
+                queries: queries.slice(),
+                query_stride: HEADS * head_width,
+                keys: keys.slice(),
+                values: values.slice(),
+                kv_batch_stride: POSITIONS * HEADS * head_width,
+                out: out.slice(),
+                log_sum_exp: None,
+                batch: BATCH,
+                rows: POSITIONS,
+                length: POSITIONS,
+                heads: HEADS,
+                kv_heads: HEADS,
+                head_width,
+                scale: 1.0 / (head_width as f32).sqrt(),
+                mask: Mask::Causal,
+            };
+            Ok(attention(&card.gpu, &call)?)
+        })?;
+        Ok(operations / seconds / 1e12)
+    })
+}
+
+/// GB/s of keys and values through the attention of one row at the heads of Qwen2.5-3B, after 32,768 positions; the notes
+/// have other lengths and numbers of rows.
+pub(in crate::bench) fn few_rows(card: &Card) -> Result<Measurement> {
+    const LENGTH: usize = 32_768;
+    let shape = json!({"rows": 1, "positions": LENGTH, "heads": HEADS, "kv_heads": KV_HEADS, "head_width": WIDTH});
+    let measured = card.measure(Work::Bytes(1e9), shape, || {
+        Ok(history_bytes(LENGTH) as f64 / seconds_of_few(card, 1, LENGTH, LENGTH)? / 1e9)
+    })?;
+    let mut notes = Vec::new();
+    for (rows, length) in [(1, 512), (1, 4096), (1, LENGTH), (1, 131_072), (16, 512), (16, 4096)] {
+        let seconds = seconds_of_few(card, rows, length, length.max(LENGTH))?;
+        let rate = (rows * history_bytes(length)) as f64 / seconds / 1e12;
+        notes.push(format!("{rows} x {length}: {:.2} us ({rate:.2} TB/s)", 1e6 * seconds));
+    }
+    Ok(Measurement { notes: notes.join("; "), ..measured })
+}
+
+const HEADS: usize = 16;
+const KV_HEADS: usize = 2;
+const WIDTH: usize = 128;
+/// Launches in a graph, at least: as many as a step has.
+const LAUNCHES: usize = 36;
+
+/// Bytes of the keys and values of one row.
+fn history_bytes(length: usize) -> usize {
+    2 * 2 * length * KV_HEADS * WIDTH
+}
+
+/// Seconds of the attention of `rows` rows after `length` positions each, in a grid that reaches `reach`. Each launch has
+/// histories of its own.
+fn seconds_of_few(card: &Card, rows: usize, length: usize, reach: usize) -> Result<f64> {
+    let gpu = &card.gpu;
+    let half = history_bytes(length) / 2;
+    let histories = card.rotation(rows * history_bytes(length));
+    let caches = card.normals(histories * rows * half)?;
+    let address = caches.slice().address();
+    let table: Vec<u64> = (0..histories * rows * 2).map(|part| address + (part * half) as u64).collect();
+    let bytes = |numbers: &[u64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+    let table = gpu.upload(&bytes(&table), "attention")?;
+    let positions: Vec<u8> = (0..rows).flat_map(|_| (length as i32 - 1).to_le_bytes()).collect();
+    let positions = gpu.upload(&positions, "attention")?;
+    let queries: Vec<u8> =
+        (0..rows * HEADS * WIDTH).flat_map(|i| ((i % 13) as f32 / 13.0 - 0.5).to_le_bytes()).collect();
+    let queries = gpu.upload(&queries, "attention")?;
+    let out = gpu.allocate_lasting(4 * rows * HEADS * WIDTH, "attention")?;
+    let shape =
+        FewShape { rows, max_positions: reach, heads: HEADS, kv_heads: KV_HEADS, head_width: WIDTH, window: None };
+    let workspace = shape.workspace()?;
+    let partials = gpu.allocate_lasting(workspace.partials, "attention")?;
+    let tickets = gpu.allocate_lasting(workspace.tickets, "attention")?;
+    gpu.clear(tickets.slice())?;
+    card.seconds_of(histories.max(LAUNCHES), |launch| {
+        let call = AttentionFew {
+            queries: queries.slice(),
+            kv_table: table.part(launch % histories * rows * 16, rows * 16)?,
+            positions: positions.slice(),
+            out: out.slice(),
+            partials: partials.slice(),
+            tickets: tickets.slice(),
+            shape,
+            scale: 1.0 / (WIDTH as f32).sqrt(),
+        };
+        Ok(attention_few(gpu, &call)?)
+    })
+}
