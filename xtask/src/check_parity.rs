@@ -5,15 +5,24 @@
 //! low-precision version, and ours. With the relative error `e(x) = ‖x − reference‖ / ‖reference‖`, it passes when
 //! `e(ours) ≤ 2 · e(plain)` (or a bound of its own, with the reason beside it). `--mutate` shows that each case can fail: it
 //! runs ours with one input in four dropped and demands that every case sees it.
+//!
+//! On a graphics card the plain version rounds what the kernels' contract rounds ([`place`]), and there are cases of
+//! exactness: the same bits whatever runs beside a sequence and however its rows are cut into passes.
 
 #[cfg(feature = "engine")]
 mod case;
+#[cfg(feature = "engine")]
+mod exact;
+#[cfg(feature = "engine")]
+mod greedy;
 #[cfg(feature = "engine")]
 mod inputs;
 #[cfg(feature = "engine")]
 mod models;
 #[cfg(feature = "engine")]
 mod operations;
+#[cfg(feature = "engine")]
+mod place;
 #[cfg(feature = "engine")]
 mod real;
 #[cfg(feature = "engine")]
@@ -49,6 +58,9 @@ pub(crate) struct Arguments {
     /// Print every case, not only a line for each operation
     #[arg(long)]
     verbose: bool,
+    /// Write the logits of a model of the exactness cases, and nothing else
+    #[arg(long, hide = true, value_name = "MODEL")]
+    logits_of: Option<String>,
 }
 
 /// Where ours runs.
@@ -57,4 +69,6 @@ enum Device {
     /// This machine's processor
     #[default]
     Cpu,
+    /// The first graphics card
+    Cuda,
 }

@@ -1,4 +1,4 @@
-//! What machine this is, how busy it is, and where its records are kept.
+//! What machine and what graphics card this is, how busy it is, and where its records are kept.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use ironloom_tensor::Device;
 use serde::Serialize;
 
 use crate::workspace;
@@ -23,6 +24,30 @@ pub(crate) fn device_name() -> String {
 /// The folder that holds this device's records.
 pub(crate) fn records_folder() -> PathBuf {
     workspace::root().join("benches").join("records").join(Processor::read().slug(threads()))
+}
+
+/// The name of `device` in records: the graphics card's, or the processor's with its threads.
+pub(crate) fn name_of(device: &Device) -> String {
+    match device {
+        Device::Cuda(card) => card.gpu().properties().name.clone(),
+        _ => device_name(),
+    }
+}
+
+/// The folder that holds the records of `device`.
+pub(crate) fn records_of(device: &Device) -> PathBuf {
+    match device {
+        Device::Cuda(card) => {
+            workspace::root().join("benches").join("records").join(card_slug(&card.gpu().properties().name))
+        }
+        _ => records_folder(),
+    }
+}
+
+/// A graphics card's name for a folder, such as `nvidia-h200`.
+fn card_slug(name: &str) -> String {
+    let name = name.to_lowercase();
+    name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
 }
 
 /// Writes a record as JSON that reads well in a diff.
@@ -160,6 +185,12 @@ mod tests {
         assert_eq!(slug("AMD EPYC 7763 64-Core Processor"), "cpu-amd-epyc-7763-2t");
         assert_eq!(slug("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz"), "cpu-intel-xeon-platinum-8480c-2t");
         assert_eq!(slug("Intel(R) Xeon(R) Processor"), "cpu-intel-xeon-6-207-2t");
+    }
+
+    #[test]
+    fn slugs_name_the_card() {
+        assert_eq!(card_slug("NVIDIA H200"), "nvidia-h200");
+        assert_eq!(card_slug("NVIDIA A100-SXM4-80GB"), "nvidia-a100-sxm4-80gb");
     }
 
     #[test]

@@ -35,6 +35,13 @@ pub(crate) fn fetch() -> Result<PathBuf> {
     fetch_into(&cache_folder()?)
 }
 
+/// The model's path in the cache, where it is there and whole.
+#[cfg(feature = "engine")]
+pub(crate) fn cached() -> Option<PathBuf> {
+    let place = cache_folder().ok()?.join(FILE);
+    check(&place).is_ok().then_some(place)
+}
+
 /// Where downloaded files are kept: `$IRONLOOM_CACHE`, else `$XDG_CACHE_HOME/ironloom`, else `~/.cache/ironloom`.
 fn cache_folder() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -3,15 +3,28 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
+    sync::OnceLock,
 };
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// The workspace's top folder.
+/// The workspace's top folder: the nearest at or above the current one; outside of any, the one that this program was built in.
+/// So a program that was built elsewhere works on the checkout that it is started in.
 pub(crate) fn root() -> &'static Path {
-    // The manifest of this crate is one folder below the top.
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let current = std::env::current_dir().ok();
+        let found = current.as_deref().and_then(top_above);
+        // The manifest of this crate is one folder below the top.
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+        found.or(built).unwrap_or(Path::new(".")).to_owned()
+    })
+}
+
+/// The nearest folder at or above `folder` that is a workspace's top.
+fn top_above(folder: &Path) -> Option<&Path> {
+    folder.ancestors().find(|folder| ["Cargo.toml", "xtask/Cargo.toml"].iter().all(|file| folder.join(file).is_file()))
 }
 
 /// The folder of build outputs.
@@ -48,10 +61,14 @@ pub(crate) fn git(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout).context("git printed text that is not UTF-8")?.trim_end().to_owned())
 }
 
-/// The commit that is checked out, with `+` behind it when files have changed since; `unknown` outside of a repository.
+/// The commit that is checked out, with `+` behind it when files have changed since; outside of a repository
+/// what `IRONLOOM_COMMIT` says, or `unknown`.
 #[cfg(feature = "engine")]
 pub(crate) fn commit() -> String {
-    let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        // A copy without the repository, on a machine that only runs what was built elsewhere.
+        return std::env::var("IRONLOOM_COMMIT").unwrap_or_else(|_| "unknown".to_owned());
+    };
     let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_ok_and(|status| !status.is_empty());
     if changed { commit + "+" } else { commit }
 }
@@ -125,6 +142,12 @@ pub(crate) fn packages() -> Result<Vec<Package>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_top_is_found_from_below() {
+        assert_eq!(top_above(&root().join("crates/ironloom-core/src")), Some(root()));
+        assert_eq!(top_above(Path::new("/")), None);
+    }
 
     #[test]
     fn this_crate_is_found_with_its_files() {

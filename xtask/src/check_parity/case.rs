@@ -4,6 +4,8 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 
+use super::place::Precision;
+
 /// Which kernel a case runs as ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
@@ -31,12 +33,19 @@ pub(super) struct Results {
     pub(super) ours: Vec<f32>,
     /// How much larger the terms of a sum are than the sum: rounding errors are of the terms' size.
     pub(super) condition: f64,
+    /// The error of a rounding that ours may make wherever the plain version makes less, as a share of a term.
+    pub(super) unit: f64,
 }
 
 impl Results {
     /// Results whose terms are of their own size.
     pub(super) fn new(reference: Vec<f64>, plain: Vec<f32>, ours: Vec<f32>) -> Self {
-        Self { reference, plain, ours, condition: 1.0 }
+        Self { reference, plain, ours, condition: 1.0, unit: Precision::Single.unit() }
+    }
+
+    /// The same where ours and the plain version hold numbers in `precision`.
+    pub(super) fn in_precision(self, precision: Precision) -> Self {
+        Self { unit: precision.unit(), ..self }
     }
 }
 
@@ -85,13 +94,13 @@ impl Case {
     }
 
     fn judge(&self, results: &Results) -> Result<Outcome> {
-        let Results { reference, plain, ours, condition } = results;
+        let Results { reference, plain, ours, condition, unit } = results;
         ensure!(ours.len() == reference.len(), "{} values, and {} are right", ours.len(), reference.len());
         let error = relative_error(ours, reference);
         let plain_error = || {
             ensure!(plain.len() == reference.len(), "the plain version has {} values", plain.len());
             // Where the plain loop happens to round well, a rounding of each term is still allowed.
-            Ok(relative_error(plain, reference).max(condition * f64::from(f32::EPSILON) / 2.0))
+            Ok(relative_error(plain, reference).max(condition * unit))
         };
         let bound = match self.bound {
             Bound::TwicePlain => 2.0 * plain_error()?,

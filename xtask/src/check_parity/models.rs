@@ -1,15 +1,23 @@
 //! Every golden model: the logits another implementation computed from the same weights, at every position of two prompts.
+//!
+//! On a graphics card weights are held in bfloat16 and the bound is twice the error that the other implementation makes in
+//! bfloat16 itself, as `bf16_errors.json` has it.
 
-use std::{fs, path::Path};
+use std::{collections::HashMap, fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use ironloom_lm::{LoadOptions, LogitRows, Model};
 use ironloom_nn::Span;
-use ironloom_quant::{pack, unpack};
+use ironloom_quant::{WeightFormat, pack, unpack};
 use ironloom_tensor::{Context, Device};
 use ironloom_weights::{Checkpoint, DType, NewTensor, TensorInfo, safetensors};
 
-use super::case::{Bound, Case, Kernel, Results};
+use serde::Deserialize;
+
+use super::{
+    case::{Bound, Case, Kernel, Results},
+    place::is_cpu,
+};
 use crate::workspace;
 
 /// The relative error of logits. The reference itself, in single precision, is within 3e-6 of its double-precision pass;
@@ -25,14 +33,40 @@ pub(super) fn cases(device: &Device) -> Result<Vec<Case>> {
     let mut models: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
     models.retain(|model| model.join("model.safetensors").exists() && model.join("expected.safetensors").exists());
     models.sort();
+    let errors = if is_cpu(device) { None } else { Some(Bf16Errors::read(&folder.join("bf16_errors.json"))?) };
     for model in models {
-        let name = format!("model {}", model.file_name().unwrap_or_default().to_string_lossy());
+        let name = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
         for sequence in SEQUENCES {
+            let bound = match &errors {
+                Some(errors) => errors.bound(&name, sequence)?,
+                None => BOUND,
+            };
             let (model, device) = (model.clone(), device.clone());
-            cases.push(Case::new(&name, sequence, BOUND, move |kernel| results(&model, sequence, &device, kernel)));
+            cases.push(Case::new(format!("model {name}"), sequence, bound, move |kernel| {
+                results(&model, sequence, &device, kernel)
+            }));
         }
     }
     Ok(cases)
+}
+
+/// How far the other implementation's own logits in bfloat16 are from those in single precision.
+#[derive(Deserialize)]
+struct Bf16Errors {
+    errors: HashMap<String, HashMap<String, f64>>,
+}
+
+impl Bf16Errors {
+    fn read(path: &Path) -> Result<Self> {
+        let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} has another form", path.display()))
+    }
+
+    fn bound(&self, model: &str, sequence: &str) -> Result<Bound> {
+        let error = self.errors.get(model).and_then(|errors| errors.get(sequence));
+        let error = error.with_context(|| format!("no error in bfloat16 is recorded for {model}, {sequence}"))?;
+        Ok(Bound::Fixed(2.0 * error))
+    }
 }
 
 fn results(folder: &Path, sequence: &str, device: &Device, kernel: Kernel) -> Result<Results> {
@@ -55,7 +89,8 @@ fn results(folder: &Path, sequence: &str, device: &Device, kernel: Kernel) -> Re
 }
 
 fn load(folder: &Path, device: &Device) -> Result<Model> {
-    Ok(Model::load(&ironloom_weights::open(folder)?, device, &LoadOptions::default())?)
+    let format = if is_cpu(device) { WeightFormat::Keep } else { WeightFormat::Bf16 };
+    Ok(Model::load(&ironloom_weights::open(folder)?, device, &LoadOptions { format, progress: None })?)
 }
 
 /// Writes the model of `from` to `to` with what `kernel` drops of each tensor.

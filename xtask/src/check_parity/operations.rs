@@ -1,17 +1,22 @@
 //! The cases of every operation, in files of the operations' names.
 //!
 //! Each file holds the operation's formula as a plain loop over [`Real`](super::real::Real), from which both the reference
-//! (f64) and the low-precision version (f32) come, and the shapes it is run at: odd, one, just past a vector or a block.
+//! (f64) and the low-precision version (f32) come, and the shapes it is run at: odd, one, just past a vector or a block. On a
+//! graphics card an operation runs by each kind of kernels that it has there, and the plain version rounds what those round.
 
 mod add;
 mod attention;
 mod embedding;
 mod gated_activation;
 mod linear;
+mod linear_many;
 mod rmsnorm;
 mod rope;
+mod rope_append;
 mod route_experts;
+mod routed_experts;
 mod rows;
+mod weights;
 
 use anyhow::{Context as _, Result};
 use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor};
@@ -22,13 +27,16 @@ use super::case::Case;
 pub(super) fn cases(device: &Device) -> Vec<Case> {
     let by_operation = [
         linear::cases,
+        linear_many::cases,
         embedding::cases,
         rmsnorm::cases,
         rope::cases,
+        rope_append::cases,
         attention::cases,
         gated_activation::cases,
         add::cases,
         route_experts::cases,
+        routed_experts::cases,
         rows::cases,
     ];
     by_operation.into_iter().flat_map(|cases| cases(device)).collect()

@@ -5,6 +5,8 @@ use std::{
     ops::{Add, Div, Mul, Neg, Sub},
 };
 
+use super::place::Precision;
+
 /// A floating-point type that references are written in.
 pub(super) trait Real:
     Copy
@@ -22,6 +24,9 @@ pub(super) trait Real:
     fn sqrt(self) -> Self;
     fn sin_cos(self) -> (Self, Self);
 
+    /// Values rounded as `precision` holds them; a reference's own are never rounded.
+    fn rounded(values: Vec<Self>, precision: Precision) -> Vec<Self>;
+
     /// The values in this precision.
     fn all(values: &[f32]) -> Vec<Self> {
         values.iter().map(|&value| Self::of(f64::from(value))).collect()
@@ -29,7 +34,7 @@ pub(super) trait Real:
 }
 
 macro_rules! real {
-    ($float:ident) => {
+    ($float:ident, $rounded:ident) => {
         impl Real for $float {
             fn of(value: f64) -> Self {
                 value as $float
@@ -43,9 +48,20 @@ macro_rules! real {
             fn sin_cos(self) -> (Self, Self) {
                 $float::sin_cos(self)
             }
+            fn rounded(values: Vec<Self>, precision: Precision) -> Vec<Self> {
+                $rounded(values, precision)
+            }
         }
     };
 }
 
-real!(f32);
-real!(f64);
+fn round(values: Vec<f32>, precision: Precision) -> Vec<f32> {
+    precision.round(&values)
+}
+
+fn keep(values: Vec<f64>, _: Precision) -> Vec<f64> {
+    values
+}
+
+real!(f32, round);
+real!(f64, keep);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use ironloom_tensor::Device;
 use serde::Serialize;
 
 use super::{
@@ -32,8 +33,8 @@ struct Worst {
     bound: f64,
 }
 
-/// Writes the record of this device.
-pub(super) fn write(outcomes: &[(Case, Outcome)]) -> Result<PathBuf> {
+/// Writes the record of `device`.
+pub(super) fn write(device: &Device, outcomes: &[(Case, Outcome)]) -> Result<PathBuf> {
     let passed = outcomes.iter().filter(|(_, outcome)| outcome.passes()).count();
     let worst = outcomes.iter().max_by(|a, b| a.1.of_bound().total_cmp(&b.1.of_bound()));
     let worst_case = worst.map(|(case, outcome)| Worst {
@@ -44,7 +45,7 @@ pub(super) fn write(outcomes: &[(Case, Outcome)]) -> Result<PathBuf> {
         bound: outcome.bound,
     });
     let record = Record {
-        device: machine::device_name(),
+        device: machine::name_of(device),
         commit: workspace::commit(),
         date: machine::date(),
         cases: outcomes.len(),
@@ -53,7 +54,7 @@ pub(super) fn write(outcomes: &[(Case, Outcome)]) -> Result<PathBuf> {
         worst_case: worst_case.unwrap_or_default(),
         sources: hash_of_sources(workspace::root())?,
     };
-    let path = machine::records_folder().join("parity.json");
+    let path = machine::records_of(device).join("parity.json");
     machine::write_record(&path, &record)?;
     Ok(path)
 }

@@ -1,20 +1,30 @@
 //! Running the cases and saying how they went.
 
 use anyhow::{Result, bail, ensure};
+use ironloom_tensor::Device;
 
 use super::{
-    Arguments, Device,
+    Arguments,
     case::{Case, Kernel, Outcome},
-    models, operations, record,
+    exact, greedy, models, operations,
+    place::is_cpu,
+    record,
 };
 use crate::table::Table;
 
 /// Runs the cases, prints a table, and fails when one does not hold.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let device = match arguments.device {
+        super::Device::Cpu => Device::cpu(0),
+        super::Device::Cuda => Device::cuda(0, 0)?,
+    };
+    if let Some(name) = &arguments.logits_of {
+        return exact::write_logits(&device, name);
+    }
     let kernel = if arguments.mutate { Kernel::OneInFourDropped } else { Kernel::Ours };
     let named = |case: &Case| arguments.names.iter().any(|name| case.operation.starts_with(name.as_str()));
     let cases: Vec<Case> =
-        all_cases(arguments.device)?.into_iter().filter(|case| arguments.names.is_empty() || named(case)).collect();
+        all_cases(&device)?.into_iter().filter(|case| arguments.names.is_empty() || named(case)).collect();
     ensure!(!cases.is_empty(), "no case is called {}", arguments.names.join(" or "));
 
     let outcomes: Vec<(Case, Outcome)> = cases
@@ -49,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     if arguments.record {
-        println!("recorded {}", record::write(&outcomes)?.display());
+        println!("recorded {}", record::write(&device, &outcomes)?.display());
     }
     if failed > 0 {
         bail!("{failed} of {} parity cases failed", outcomes.len());
@@ -58,12 +68,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn all_cases(device: Device) -> Result<Vec<Case>> {
-    let device = match device {
-        Device::Cpu => ironloom_tensor::Device::cpu(0),
-    };
-    let mut cases = operations::cases(&device);
-    cases.extend(models::cases(&device)?);
+fn all_cases(device: &Device) -> Result<Vec<Case>> {
+    let mut cases = operations::cases(device);
+    cases.extend(models::cases(device)?);
+    if !is_cpu(device) {
+        // The processor's are tests of the language models.
+        cases.extend(exact::cases(device));
+        cases.extend(greedy::cases(device)?);
+    }
     Ok(cases)
 }
 

@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 use ironloom_tensor::{
-    Context, Device, Tensor,
+    Device, Tensor,
     ops::{self, Activation},
 };
 
@@ -13,48 +13,55 @@ use super::{differentiate, gradient_of};
 use crate::check_parity::{
     case::{Bound, Case, Results},
     inputs::Inputs,
+    place::{Place, is_cpu},
     real::Real,
 };
 
 const SHAPES: [[usize; 2]; 5] = [[1, 3], [1, 16], [3, 17], [5, 65], [9, 1536]];
+/// More on a card: numbers of rows that passes have.
+const CARD_SHAPES: [[usize; 2]; 3] = [[1, 11008], [33, 576], [64, 1536]];
 
 pub(super) fn cases(device: &Device) -> Vec<Case> {
     let mut cases = Vec::new();
+    let more: &[[usize; 2]] = if is_cpu(device) { &[] } else { &CARD_SHAPES };
     for activation in [Activation::Silu, Activation::GeluTanh] {
-        for [rows, width] in SHAPES {
+        for &[rows, width] in SHAPES.iter().chain(more) {
             let shape = format!("{activation:?} [{rows}, {width}]");
             let mut inputs = Inputs::of("gated_activation", &shape);
             let mut draw = || inputs.normal(rows * width);
             let (mut gate, up, above) = (draw(), draw(), draw());
             // Far from zero, where e^-x overflows or vanishes.
             gate.iter_mut().step_by(7).for_each(|value| *value *= 40.0);
-            let tensor = move |values: Vec<f32>| -> Result<Tensor> { Ok(Tensor::from_f32(values, [rows, width])?) };
 
-            let place = device.clone();
-            let (gate_in, up_in) = (gate.clone(), up.clone());
-            cases.push(Case::new("gated_activation", &shape, Bound::TwicePlain, move |kernel| {
-                let (gate, up) = (tensor(kernel.inputs(&gate_in))?, tensor(up_in.clone())?);
-                let ours = ops::gated_activation(&Context::inference(&place), gate, &up, activation)?;
-                Ok(Results::new(
-                    forward::<f64>(&gate_in, &up_in, activation),
-                    forward::<f32>(&gate_in, &up_in, activation),
-                    ours.into_f32()?,
-                ))
-            }));
+            for place in Place::each(device) {
+                let (gate, up) = (gate.clone(), up.clone());
+                cases.push(Case::new("gated_activation", place.shape(&shape), Bound::TwicePlain, move |kernel| {
+                    let [gate_in, up_in] = place.side_by_side([&kernel.inputs(&gate), &up], rows)?;
+                    let ours = ops::gated_activation(&place.context(), gate_in, &up_in, activation)?;
+                    let held = place.activations();
+                    let plain = forward::<f32>(&held.round(&gate), &held.round(&up), activation);
+                    let plain = place.operands().round(&plain);
+                    let results = Results::new(forward::<f64>(&gate, &up, activation), plain, ours.into_f32()?);
+                    Ok(results.in_precision(place.operands()))
+                }));
+            }
 
-            let place = device.clone();
-            cases.push(Case::new("gated_activation gradient", &shape, Bound::ThricePlain, move |kernel| {
-                let (gate_in, up_in) = (tensor(gate.clone())?, tensor(up.clone())?);
-                let found = differentiate(&place, tensor(kernel.inputs(&above))?, |cx| {
-                    Ok(ops::gated_activation(cx, gate_in.clone(), &up_in, activation)?)
-                })?;
-                let ours = [gradient_of(&found, &gate_in)?, gradient_of(&found, &up_in)?].concat();
-                Ok(Results::new(
-                    backward::<f64>(&above, &gate, &up, activation),
-                    backward::<f32>(&above, &gate, &up, activation),
-                    ours,
-                ))
-            }));
+            if is_cpu(device) {
+                let place = device.clone();
+                cases.push(Case::new("gated_activation gradient", &shape, Bound::ThricePlain, move |kernel| {
+                    let tensor = |values: Vec<f32>| -> Result<Tensor> { Ok(Tensor::from_f32(values, [rows, width])?) };
+                    let (gate_in, up_in) = (tensor(gate.clone())?, tensor(up.clone())?);
+                    let found = differentiate(&place, tensor(kernel.inputs(&above))?, |cx| {
+                        Ok(ops::gated_activation(cx, gate_in.clone(), &up_in, activation)?)
+                    })?;
+                    let ours = [gradient_of(&found, &gate_in)?, gradient_of(&found, &up_in)?].concat();
+                    Ok(Results::new(
+                        backward::<f64>(&above, &gate, &up, activation),
+                        backward::<f32>(&above, &gate, &up, activation),
+                        ours,
+                    ))
+                }));
+            }
         }
     }
     cases
@@ -74,8 +81,12 @@ fn logistic<R: Real>(z: R) -> R {
 }
 
 fn forward<R: Real>(gate: &[f32], up: &[f32], activation: Activation) -> Vec<R> {
-    let pairs = R::all(gate).into_iter().zip(R::all(up));
-    pairs.map(|(x, up)| x * logistic(exponent(x, activation).0) * up).collect()
+    gated(&R::all(gate), &R::all(up), activation)
+}
+
+/// `act(gate) * up`.
+pub(super) fn gated<R: Real>(gate: &[R], up: &[R], activation: Activation) -> Vec<R> {
+    gate.iter().zip(up).map(|(&x, &up)| x * logistic(exponent(x, activation).0) * up).collect()
 }
 
 /// The gradient of `gate`, then that of `up`.

@@ -3,15 +3,15 @@
 //! The reference multiplies the weights as the format holds them: how well a format holds them is another test's matter
 //! (round trips and golden blocks, beside the formats). What is checked here is the arithmetic from packed bytes.
 
-use anyhow::Result;
-use half::f16;
 use ironloom_core::DType;
-use ironloom_quant::{PackedMatrix, WeightFormat, pack, unpack};
-use ironloom_tensor::{Context, Device, Tensor, Weight, ops};
+use ironloom_quant::WeightFormat;
+use ironloom_tensor::{Device, ops};
 
+use super::weights::{self, Matrix};
 use crate::check_parity::{
     case::{Bound, Case, Results},
     inputs::Inputs,
+    place::{Place, is_cpu},
     real::Real,
 };
 
@@ -20,89 +20,70 @@ const SHAPES: [[usize; 3]; 8] =
     [[1, 1, 1], [1, 17, 1], [1, 96, 3], [2, 16, 2], [3, 33, 1], [5, 64, 4], [17, 15, 3], [130, 33, 2]];
 /// Columns that are no whole blocks, for the formats that take any number.
 const ODD_COLUMNS: [usize; 8] = [4, 17, 576, 63, 65, 300, 130, 129];
+/// Rows of x, rows and columns of the weights on a card: each number of rows that a kernel is made for and one past it,
+/// parts of a tile of 16 rows, of a chunk of 64 columns and of a record of 256, long sums.
+const CARD_SHAPES: [[usize; 3]; 13] = [
+    [1, 1, 8],
+    [1, 33, 576],
+    [1, 160, 4096],
+    [2, 17, 64],
+    [3, 96, 328],
+    [7, 40, 2048],
+    [16, 64, 72],
+    [33, 48, 2048],
+    [64, 80, 576],
+    [65, 40, 64],
+    [17, 16, 8],
+    [130, 33, 328],
+    [200, 72, 2048],
+];
 
 pub(super) fn cases(device: &Device) -> Vec<Case> {
     let mut cases = Vec::new();
-    let stored = DType::ALL.iter().copied().filter(|dtype| dtype.is_packed() || is_float(*dtype));
-    let converted = [WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Int4, WeightFormat::Nf4];
-    let formats = stored
-        .map(|dtype| (dtype, WeightFormat::Keep))
-        .chain(converted.map(|format| (DType::F32, format)))
-        .chain([(DType::Q4_K, WeightFormat::Int8)]);
-    for (dtype, format) in formats {
-        for ([n, rows, blocks], odd) in SHAPES.into_iter().zip(ODD_COLUMNS) {
-            let cols = if dtype.is_packed() { blocks * dtype.block_elements() } else { odd };
-            cases.push(case(device.clone(), dtype, format, n, rows, cols));
+    for (dtype, format) in weights::formats() {
+        if is_cpu(device) {
+            for ([n, rows, blocks], odd) in SHAPES.into_iter().zip(ODD_COLUMNS) {
+                let cols = if dtype.is_packed() { blocks * dtype.block_elements() } else { odd };
+                cases.push(case(Place::single(device), (dtype, format), n, [rows, cols]));
+            }
+            continue;
+        }
+        for place in Place::each(device) {
+            for [n, rows, cols] in CARD_SHAPES {
+                if place.takes(n) {
+                    let cols = cols.next_multiple_of(dtype.block_elements());
+                    cases.push(case(place.clone(), (dtype, format), n, [rows, cols]));
+                }
+            }
         }
     }
     cases
 }
 
-fn is_float(dtype: DType) -> bool {
-    [DType::F32, DType::F16, DType::BF16].contains(&dtype)
-}
-
-fn case(device: Device, dtype: DType, format: WeightFormat, n: usize, rows: usize, cols: usize) -> Case {
-    let name = match format {
-        WeightFormat::Keep => format!("linear {dtype}"),
-        format => format!("linear {dtype} as {format:?}"),
-    };
+fn case(place: Place, format: (DType, WeightFormat), n: usize, [rows, cols]: [usize; 2]) -> Case {
+    let name = format!("linear {}", weights::name(format));
     let shape = format!("{n} x [{rows}, {cols}]");
-    let mut inputs = Inputs::of(&name, &shape);
-    let x = inputs.normal(n * cols);
-    let stored = stored_weights(dtype, rows * cols, &mut inputs);
-    let has_minima = [DType::Q4_1, DType::Q5_1, DType::Q2_K, DType::Q4_K, DType::Q5_K].contains(&dtype);
-    let minima = if has_minima && format == WeightFormat::Keep { Minima::Apart } else { Minima::None };
-    Case::new(name, shape, Bound::TwicePlain, move |kernel| {
-        let stored = stored.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
-        let matrix = PackedMatrix::from_stored(dtype, stored, rows, cols, None, format, device.threads())?;
-        let weights = held_weights(&matrix, dtype, stored, format)?;
-        let ours = product(&device, Weight::cpu(matrix), &kernel.inputs(&x), n)?;
-        let results = Results::new(multiply(&x, &weights, cols), multiply(&x, &weights, cols), ours);
-        Ok(Results { condition: condition(&x, &weights, cols, minima, &results.reference), ..results })
+    Case::new(name.clone(), place.shape(&shape), Bound::TwicePlain, move |kernel| {
+        let mut inputs = Inputs::of(&name, &shape);
+        let x = inputs.normal(n * cols);
+        let matrix = Matrix::random(format, [rows, cols], &mut inputs)?;
+        let given = place.operand(kernel.inputs(&x), [n, cols])?;
+        let ours = ops::linear(&place.context(), &given, &matrix.weight(&place.device)?)?.into_f32()?;
+        let held = matrix.held(&place.device)?;
+        let plain = multiply(&place.operands().round(&x), &place.weights(&held), cols);
+        let results = Results::new(multiply(&x, &held, cols), plain, ours).in_precision(place.operands());
+        let minima = if matrix.has_minima() { Minima::Apart } else { Minima::None };
+        Ok(Results { condition: condition(&x, &held, cols, minima, &results.reference), ..results })
     })
 }
 
-fn product(device: &Device, weight: Weight, x: &[f32], n: usize) -> Result<Vec<f32>> {
-    let x = Tensor::from_f32(x.to_vec(), [n, weight.cols()])?;
-    Ok(ops::linear(&Context::inference(device), &x, &weight)?.into_f32()?)
+/// `x [n, cols]` times `weights [rows, cols]` transposed.
+pub(super) fn multiply<R: Real>(x: &[f32], weights: &[f32], cols: usize) -> Vec<R> {
+    product(&R::all(x), &R::all(weights), cols)
 }
 
-/// The weights that a matrix held in `format` stands for.
-fn held_weights(matrix: &PackedMatrix, dtype: DType, stored: &[u8], format: WeightFormat) -> Result<Vec<f32>> {
-    let (rows, cols) = (matrix.rows(), matrix.cols());
-    let mut weights = vec![0.0; rows * cols];
-    if format == WeightFormat::Keep {
-        unpack(dtype, stored, &mut weights)?;
-    } else {
-        for (row, weights) in weights.chunks_exact_mut(cols).enumerate() {
-            matrix.row(row, weights)?;
-        }
-    }
-    Ok(weights)
-}
-
-/// Standard-normal weights in `dtype`; for a type that nothing here packs, random blocks with scales of that size.
-fn stored_weights(dtype: DType, count: usize, inputs: &mut Inputs) -> Result<Vec<u8>> {
-    // Where a block's half-precision factors are: the scale of scales and, if any, the scale of minima.
-    let factors: &[usize] = match dtype {
-        DType::Q2_K => &[80, 82],
-        DType::Q3_K => &[108],
-        DType::Q5_K => &[0, 2],
-        _ => return Ok(pack(dtype, &inputs.normal(count))?),
-    };
-    let mut bytes = inputs.bytes(dtype.bytes_for(count)?);
-    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-        for &at in factors {
-            let factor = f16::from_f32(0.01 + 0.01 * inputs.normal(1)[0].abs());
-            block[at..at + 2].copy_from_slice(&factor.to_le_bytes());
-        }
-    }
-    Ok(bytes)
-}
-
-fn multiply<R: Real>(x: &[f32], weights: &[f32], cols: usize) -> Vec<R> {
-    let (x, weights) = (R::all(x), R::all(weights));
+/// The same of numbers in their precision.
+pub(super) fn product<R: Real>(x: &[R], weights: &[R], cols: usize) -> Vec<R> {
     let rows = x.chunks_exact(cols);
     rows.flat_map(|x| weights.chunks_exact(cols).map(move |w| x.iter().zip(w).map(|(&x, &w)| x * w).sum())).collect()
 }

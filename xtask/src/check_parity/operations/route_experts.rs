@@ -1,16 +1,17 @@
 //! `route_experts`: `softmax(logits)`, the `k` largest, divided by their sum on request.
 
-use ironloom_tensor::{Context, Device, Tensor, ops};
+use ironloom_tensor::{Device, ops};
 
 use crate::check_parity::{
     case::{Bound, Case, Results},
     inputs::Inputs,
+    place::Place,
     real::Real,
 };
 
 pub(super) fn cases(device: &Device) -> Vec<Case> {
     let mut cases = Vec::new();
-    for [rows, experts, chosen] in [[1, 4, 1], [3, 8, 2], [5, 60, 4], [17, 128, 8]] {
+    for [rows, experts, chosen] in [[1, 4, 1], [3, 8, 2], [5, 60, 4], [17, 128, 8], [64, 8, 2], [130, 256, 8]] {
         for normalize in [false, true] {
             // One expert divided by itself is 1 whatever the logits are: nothing could fail.
             if chosen == 1 && normalize {
@@ -18,10 +19,10 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             }
             let shape = format!("{chosen} of [{rows}, {experts}]{}", if normalize { ", normalized" } else { "" });
             let logits = Inputs::of("route_experts", &shape).normal(rows * experts);
-            let device = device.clone();
+            let place = Place::single(device);
             cases.push(Case::new("route_experts", shape, Bound::TwicePlain, move |kernel| {
-                let given = Tensor::from_f32(kernel.inputs(&logits), [rows, experts])?;
-                let routing = ops::route_experts(&Context::inference(&device), &given, chosen, normalize)?;
+                let given = place.tensor(kernel.inputs(&logits), [rows, experts])?;
+                let routing = ops::route_experts(&place.context(), &given, chosen, normalize)?;
                 let mut ours = vec![0.0; rows * experts];
                 let (experts_of, weights) = routing.read()?;
                 for (i, (&expert, &weight)) in experts_of.iter().zip(&weights).enumerate() {
@@ -39,7 +40,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
 }
 
 /// The weight of each expert in each row, `[rows, experts]`; 0 where it is not chosen.
-fn route<R: Real>(logits: &[f32], experts: usize, chosen: usize, normalize: bool) -> Vec<R> {
+pub(super) fn route<R: Real>(logits: &[f32], experts: usize, chosen: usize, normalize: bool) -> Vec<R> {
     let mut out = Vec::new();
     for logits in R::all(logits).chunks_exact(experts) {
         let largest = logits.iter().copied().fold(logits[0], |a, b| if b > a { b } else { a });
