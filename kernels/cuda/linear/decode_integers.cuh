@@ -29,7 +29,7 @@ template <int ZERO_POINT> struct SpreadDecoder : NoTable {
 template <class Layout> struct FourBits : Tiled<Layout> {
     using typename Tiled<Layout>::Record;
     using Chunk = uint4;  // a word a step
-    __host__ __device__ static constexpr int ahead(int) { return 8; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups <= 2 ? 8 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {

@@ -17,7 +17,7 @@ namespace linear {
 
 struct Nf4 : Tiled<tiles::Nf4> {
     static constexpr int BLOCKS = 1;
-    __host__ __device__ static constexpr int ahead(int) { return 8; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups <= 2 ? 8 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
 
     struct Chunk {

@@ -20,6 +20,19 @@
 // - Two accumulators a row tile and four rows of x is all that lasts: registers stay under 128, 16 warps a
 //   multiprocessor.
 //
+// A short product is a chain of waits, not bytes. For one row and [2048, 2048], 128 teams of eight warps with a record
+// each, from the end of the kernel before to the last store, in cycles as estimated (1.75 in a nanosecond):
+//     the codes, the table of NF4, the bias, the weights of the next norm   0, asked for before
+//     x, the residual, the sums of squares: one round to the second-level cache, all asked for together   350
+//     the factor of the norm: 4 to 16 additions, 3 shuffles, a root (one warp of the team)   120
+//     four chunks of four tensor-core products, independent where a chunk has one scale   200
+//     the warps' sums to shared memory, the team's one barrier   60
+//     the sums of 8 warps in order, scaled, on the residual, stored   80
+//     3 shuffles for the sum of squares of the tile, stored   90
+// The second record of a warp would wait for memory once more, 600 and on: so a short row has a warp for each record,
+// if need be more warps than records, and blocks are small where tasks are few, so that each multiprocessor loads a
+// little.
+//
 // A gated pair is a team of twice the warps, half of it on each matrix. Several matrices on one input are one list of
 // tiles.
 #pragma once
@@ -109,6 +122,7 @@ template <class Format, int TILES, bool DOWN>
 __device__ __forceinline__ void product(const Product &p, const Routing &routing) {
     constexpr int AHEAD = Format::ahead(TILES), RING = Format::operand_ring(TILES), CHUNKS = tiles::RECORD_CHUNKS;
     constexpr int DEPTH = (AHEAD + CHUNKS - 1) / CHUNKS;
+    static_assert(DEPTH <= 2, "records on their way");
     // With less than a record ahead, the rest of a record is asked for while its first chunks are multiplied.
     constexpr bool WITHIN = AHEAD < CHUNKS;
     // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it would keep a record's
@@ -128,7 +142,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     walk.slots = DOWN ? routing.slots : 1;
     walk.records = records;
     walk.warps = 1 << p.split_log2;
-    // Without DOWN there are at least as many records as warps that share them.
+    // Without DOWN a warp's first record may be past the last: it has no chunks, and the warp adds zeros.
     walk.first = {int(blockIdx.x) * team.teams + team.index, 0, team.share};
     if constexpr (DOWN) walk.first = {walk.first.task, team.share / records, team.share % records};
 
@@ -156,7 +170,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) codes[i] = {};
     }
-    typename Format::Scales scales[DEPTH];
+    typename Format::Scales scales[DEPTH] = {};
     Place current = walk.first, ahead = walk.first;
     typename Format::Record record;
     if (ahead.task < walk.tasks) record = open(ahead);
@@ -168,12 +182,19 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             for (int chunk = 0; chunk < (WITHIN ? AHEAD : CHUNKS); chunk++) {
                 if (chunk < held) Format::load(codes[depth * CHUNKS + chunk], record, chunk);
             }
-            Format::load(scales[depth], record, held, lane);
+            if (held > 0) Format::load(scales[depth], record, held, lane);
             if constexpr (!WITHIN) step(ahead, record);
         }
     }
+    Start start = {};
+    if (current.task < walk.tasks) start = constants_of<TILES>(p, current.task, lane, team.member);
     const typename Format::Decoder decoder(shared, lane);
+    float *factors = reinterpret_cast<float *>(shared + Format::Decoder::BYTES);
+    float *exchange = factors + FACTOR_BYTES<TILES> / 4;
+    factors = p.factor_squares && !DOWN ? factors + team.index * TILES * TILE_ROWS_OF_X : nullptr;
     wait_for_previous_kernel();
+    Residual residual = {};
+    if (current.task < walk.tasks) residual = residual_of<TILES>(p, current.task, lane, team.member);
 
     // The first operands. `x_end` has the columns that are left of a record, as this lane counts them.
     const int x_step = 8 * p.cols, x_lane = group * p.cols + lane % 4 * Format::Columns::RUN;
@@ -200,74 +221,83 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
         load_x(x[place], x_at, x_end, place);
     }
 
-    float *exchange = reinterpret_cast<float *>(shared + Format::Decoder::BYTES);
+    if (factors) find_factors<TILES>(factors, p, team, lane);
+    add_residual(start, residual);
     const int exchange_step = SUMS_TWICE<TILES> ? int(blockDim.x) / WARP * TILES * TILE_OUTPUTS : 0;
     float sum[TILES][2] = {};
-    float base = 0.0f;
-    if (current.task < walk.tasks) base = base_of<TILES>(p, team, current.task, lane, team.member);
     int parity = 0;
-    while (true) {
-#pragma unroll
-        for (int depth = 0; depth < DEPTH; depth++) {
-            if (current.task >= walk.tasks) return;
-            const int held = chunks_of(current.record);
-            // Chunks of the record at `ahead`: none past the end.
-            int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
-            Place next = current;
-            const bool ends_tile = walk.step(next);
-            const int x_next = x_of(next);
-            const int x_next_end = x_end_of(next);
+    // The record at `current`, whose codes are the `depth`th of those on their way; false when there is none left.
+    const auto multiply_record = [&](auto depth_constant) {
+        constexpr int depth = decltype(depth_constant)::value;
+        if (current.task >= walk.tasks) return false;
+        const int held = chunks_of(current.record);
+        // Chunks of the record at `ahead`: none past the end.
+        int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
+        Place next = current;
+        const bool ends_tile = walk.step(next);
+        const int x_next = x_of(next);
+        const int x_next_end = x_end_of(next);
 
-            float of_record[TILES][2] = {};
-            auto &into = DOWN ? of_record : sum;
+        float of_record[TILES][2] = {};
+        auto &into = DOWN ? of_record : sum;
 #pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                uint32_t a[4][4];
-                float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
-                auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
-                const bool here = OVERLAP || chunk < held;
-                if (here) {
-                    decoder.fragments(a, of_chunk);
-                    Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
-                }
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            uint32_t a[4][4];
+            float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
+            auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
+            const bool here = OVERLAP || chunk < held;
+            if (here) {
+                decoder.fragments(a, of_chunk);
+                Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
+            }
 #pragma unroll
-                for (int nth = 0; nth < TILES; nth++) {
-                    const int place = chunk * TILES + nth;
-                    if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
-                    if (place + RING < CHUNKS * TILES) {
-                        load_x(x[place % RING], x_at, x_end, place + RING);
-                    } else {
-                        load_x(x[place % RING], x_next, x_next_end, place + RING - CHUNKS * TILES);
-                    }
-                }
-                const int target = (chunk + AHEAD) % CHUNKS;
-                if (target < held_ahead) Format::load(of_chunk, record, target);
-                if (WITHIN && target == CHUNKS - 1 && held_ahead > 0) {
-                    step(ahead, record);
-                    held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
+            for (int nth = 0; nth < TILES; nth++) {
+                const int place = chunk * TILES + nth;
+                if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
+                if (place + RING < CHUNKS * TILES) {
+                    load_x(x[place % RING], x_at, x_end, place + RING);
+                } else {
+                    load_x(x[place % RING], x_next, x_next_end, place + RING - CHUNKS * TILES);
                 }
             }
-            if (held_ahead > 0) {
-                Format::load(scales[depth], record, held_ahead, lane);
-                if (!WITHIN) step(ahead, record);
+            const int target = (chunk + AHEAD) % CHUNKS;
+            if (target < held_ahead) Format::load(of_chunk, record, target);
+            if (WITHIN && target == CHUNKS - 1 && held_ahead > 0) {
+                step(ahead, record);
+                held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
             }
-            if constexpr (DOWN) {
-                const float weight = routing.weights[current.slot];
-                sum[0][0] = fmaf(weight, of_record[0][0], sum[0][0]);
-                sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
-            }
-
-            if (ends_tile && next.task != current.task) {
-                finish<TILES>(p, team, current.task, lane, sum, base, exchange + parity * exchange_step);
-                parity ^= 1;
-                if (next.task < walk.tasks) base = base_of<TILES>(p, team, next.task, lane, team.member);
-#pragma unroll
-                for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
-            }
-            current = next;
-            x_at = x_next;
-            x_end = x_next_end;
         }
+        if (held_ahead > 0) {
+            Format::load(scales[depth], record, held_ahead, lane);
+            if (!WITHIN) step(ahead, record);
+        }
+        if constexpr (DOWN) {
+            const float weight = routing.weights[current.slot];
+            sum[0][0] = fmaf(weight, of_record[0][0], sum[0][0]);
+            sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
+        }
+
+        if (ends_tile && next.task != current.task) {
+            finish<TILES>(p, team, current.task, lane, sum, start, factors, exchange + parity * exchange_step);
+            parity ^= 1;
+            if (next.task < walk.tasks) {
+                start = constants_of<TILES>(p, next.task, lane, team.member);
+                add_residual(start, residual_of<TILES>(p, next.task, lane, team.member));
+            }
+#pragma unroll
+            for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
+        }
+        current = next;
+        x_at = x_next;
+        x_end = x_next_end;
+        return true;
+    };
+    // Each place in the registers by its number: a loop that the compiler leaves standing would put them in memory.
+    if constexpr (DEPTH == 1) {
+        while (multiply_record(std::integral_constant<int, 0>{})) {}
+    } else {
+        while (multiply_record(std::integral_constant<int, 0>{}) &&
+               multiply_record(std::integral_constant<int, 1>{})) {}
     }
 }
 
@@ -289,6 +319,7 @@ template <class Format> __device__ __forceinline__ void routed_gated(Product p, 
     p.weights[0] += from;
     p.weights[1] += from;
     p.x += size_t(row) * 2 * p.cols;
+    if (p.factor_squares) p.factor_squares += size_t(row) * Product::tiles_of(p.factor_width);
     p.out = static_cast<uint8_t *>(p.out) + size_t(slot) * p.out_width * 4;
     p.n = 1;
     product<Format, 1, false>(p, routing);
@@ -303,7 +334,7 @@ template <class Format> __device__ __forceinline__ void routed_down(Product p, R
     if (routing.experts[0] < 0) return;
     routing.weights += size_t(row) * routing.slots;
     p.x += size_t(row) * routing.slots * 2 * p.cols;
-    p.out = static_cast<uint8_t *>(p.out) + size_t(row) * p.out_width * 4;
+    p.skip_outputs(row);
     p.n = 1;
     product<Format, 1, true>(p, routing);
 }
