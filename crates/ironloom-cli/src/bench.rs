@@ -3,14 +3,18 @@
 //! `pp512` is a prompt of 512 random ids, `tg128` are 128 passes of one id each; `@ d4096` is the same behind 4,096 ids that
 //! were computed before. Every test is warmed up as llama-bench does it (the whole prompt; one pass), then run `-r` times; a row
 //! gives mean and standard deviation of tokens per second. No sampling and no text is in the time, logits are.
+//!
+//! On a graphics card `tg128` are the steps of any generation: the card takes the largest logit for the next id and goes on
+//! from it. `--profile` adds the time of every kind of kernel in one pass of each test, run one by one.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::Result;
 use clap::value_parser;
 use ironloom_core::{Philox, format_bytes};
-use ironloom_decode::{Session, SessionOptions};
-use ironloom_lm::Model;
+use ironloom_decode::{Sampler, Session, SessionOptions};
+use ironloom_lm::{KernelTime, Model};
+use ironloom_nn::Span;
 use ironloom_tensor::Device;
 use serde::Serialize;
 
@@ -27,7 +31,8 @@ const EXAMPLES: &str = "\
 Examples:
   ironloom bench model.gguf
   ironloom bench model.gguf -p 512 -n 128 -d 0,4096 -r 5 -t 2
-  ironloom bench model.gguf -p 0 -n 64 --weights nf4 --json";
+  ironloom bench model.gguf -p 0 -n 64 --weights nf4 --json
+  ironloom bench model.gguf --device cuda --profile";
 
 /// Measure the speed of prompts and of generation
 #[derive(clap::Args)]
@@ -56,6 +61,9 @@ pub(crate) struct Arguments {
     /// How weights are held for computing; `keep` computes on what the file has
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
     weights: Weights,
+    /// Show the time of every kind of kernel in a pass; on a graphics card
+    #[arg(long)]
+    profile: bool,
     /// Print JSON: one object for each row, in a list
     #[arg(long)]
     json: bool,
@@ -87,6 +95,17 @@ struct Row<'a> {
     tokens_per_second: f64,
     standard_deviation: f64,
     samples: Vec<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    kernels: Vec<Kernel>,
+}
+
+/// One kind of kernel in a pass.
+#[derive(Serialize)]
+struct Kernel {
+    name: &'static str,
+    launches: usize,
+    microseconds: f64,
+    share: f64,
 }
 
 /// Measures and prints the rows.
@@ -96,7 +115,11 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let tests = tests(arguments, opened.config.context_length)?;
     let threads: Vec<Option<u16>> =
         if arguments.threads.is_empty() { vec![None] } else { arguments.threads.iter().copied().map(Some).collect() };
-    let loaded = opened.load(arguments.device.open(threads[0])?, 1, arguments.weights, console)?;
+    let device = arguments.device.open(threads[0])?;
+    if arguments.profile && !matches!(device, Device::Cuda(_)) {
+        return Err(Usage("--profile shows kernels of a graphics card: add --device cuda".to_owned()).into());
+    }
+    let loaded = opened.load(device, 1, arguments.weights, console)?;
     let model = &loaded.model;
     let parameters = model.config().parameters();
     let (architecture, format) = (model.config().architecture, model.weight_format());
@@ -136,11 +159,13 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
                     tokens_per_second,
                     standard_deviation,
                     samples,
+                    kernels: if arguments.profile { bench.profile(test, arguments)? } else { Vec::new() },
                 };
                 if arguments.json {
                     rows.push(serde_json::to_value(&row)?);
                 } else {
                     console.print(row.line())?;
+                    row.kernels.iter().try_for_each(|kernel| console.print(kernel.line()))?;
                 }
             }
         }
@@ -173,6 +198,8 @@ fn tests(arguments: &Arguments, context: usize) -> Result<Vec<Test>> {
 
 /// A session of random ids at one depth.
 struct Bench {
+    model: Arc<Model>,
+    device: Device,
     session: Session,
     depth: usize,
     ids: Philox,
@@ -184,9 +211,9 @@ impl Bench {
     fn new(model: Arc<Model>, device: Device, depth: usize, arguments: &Arguments, console: &Console) -> Result<Self> {
         let vocabulary = u32::try_from(model.config().vocab_size)?;
         let options = SessionOptions { prefill_rows: arguments.batch as usize, ..SessionOptions::default() };
-        let session = Session::new(model, device, options)?;
+        let session = Session::new(model.clone(), device.clone(), options)?;
         let repetitions = arguments.repetitions;
-        let mut bench = Self { session, depth, ids: Philox::new(0, 0), vocabulary, repetitions };
+        let mut bench = Self { model, device, session, depth, ids: Philox::new(0, 0), vocabulary, repetitions };
         let ids = bench.random_ids(depth);
         let progress = console.progress("filling the context", Unit::Tokens);
         bench.session.feed_with(&ids, &mut |fed| {
@@ -196,6 +223,10 @@ impl Bench {
         Ok(bench)
     }
 
+    fn on_card(&self) -> bool {
+        matches!(self.device, Device::Cuda(_))
+    }
+
     fn random_ids(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.ids.next_u32() % self.vocabulary).collect()
     }
@@ -203,7 +234,11 @@ impl Bench {
     /// Tokens per second of each repetition.
     fn samples(&mut self, test: Test, console: &Console) -> Result<Vec<f64>> {
         let progress = console.progress("measuring", Unit::Tests);
-        let warm_up = if let Test::Generation(_) = test { Test::Generation(1) } else { test };
+        let warm_up = match test {
+            // From its second pass on, a card makes the passes by itself.
+            Test::Generation(tokens) => Test::Generation(tokens.min(if self.on_card() { 2 } else { 1 })),
+            Test::Prompt(_) => test,
+        };
         self.seconds(warm_up)?;
         let mut samples = Vec::with_capacity(self.repetitions as usize);
         for repetition in 0..self.repetitions {
@@ -216,12 +251,45 @@ impl Bench {
     fn seconds(&mut self, test: Test) -> Result<f64> {
         self.session.truncate(self.depth)?;
         let ids = self.random_ids(test.tokens());
+        // A card may still be at passes that the last test has let go.
+        self.device.synchronize()?;
         let start = Instant::now();
         match test {
             Test::Prompt(_) => self.session.feed(&ids)?,
+            Test::Generation(tokens) if self.on_card() => self.generate(&ids[..1], tokens)?,
             Test::Generation(_) => ids.iter().try_for_each(|id| self.session.feed(std::slice::from_ref(id)))?,
         }
         Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Passes of one id each, which the card makes by itself. A session without ids has to be given the first.
+    fn generate(&mut self, first: &[u32], tokens: usize) -> Result<()> {
+        let mut sampler = Sampler::greedy();
+        let mut left = tokens;
+        if self.session.is_empty() {
+            self.session.feed(first)?;
+            left -= 1;
+        }
+        for _ in 0..left {
+            self.session.step(&mut sampler)?;
+        }
+        Ok(())
+    }
+
+    /// The kernels of a pass of the test: the first of a prompt, or one generated token.
+    fn profile(&mut self, test: Test, arguments: &Arguments) -> Result<Vec<Kernel>> {
+        let rows = match test {
+            Test::Prompt(length) => length.min(arguments.batch as usize),
+            Test::Generation(_) => 1,
+        };
+        let ids = self.random_ids(rows);
+        // What the positions before hold does not matter to the time.
+        let mut cache = self.model.new_cache();
+        cache.reserve(self.depth)?;
+        cache.advance(self.depth)?;
+        let times = self.model.profile(&ids, &mut [Span { cache: &mut cache, rows }])?;
+        let total: f64 = times.iter().map(|kernel| kernel.seconds).sum();
+        Ok(times.iter().map(|time| Kernel::new(time, total)).collect())
     }
 }
 
@@ -254,6 +322,24 @@ impl Row<'_> {
             self.threads,
             self.test,
             format!("{:.2} ± {:.2}", self.tokens_per_second, self.standard_deviation)
+        )
+    }
+}
+
+impl Kernel {
+    fn new(time: &KernelTime, total_seconds: f64) -> Self {
+        let KernelTime { name, launches, seconds } = *time;
+        Self { name, launches, microseconds: 1e6 * seconds, share: seconds / total_seconds.max(f64::MIN_POSITIVE) }
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "|   {:<40} {:>6} launches {:>10.1} us {:>7.2} us each {:>5.1}% |",
+            self.name,
+            self.launches,
+            self.microseconds,
+            self.microseconds / self.launches.max(1) as f64,
+            100.0 * self.share
         )
     }
 }
