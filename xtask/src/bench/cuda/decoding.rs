@@ -112,12 +112,7 @@ fn pass(model: &Model, cache: &mut KvCache, ids: &[u32]) -> Result<()> {
 }
 
 /// Adds the profile of a pass, and how fast its products read the weights where they read them once.
-fn with_kernels(
-    measured: Measurement,
-    model: &Model,
-    ids: &[u32],
-    spans: &mut [Span<'_>],
-) -> Result<Measurement> {
+fn with_kernels(measured: Measurement, model: &Model, ids: &[u32], spans: &mut [Span<'_>]) -> Result<Measurement> {
     let rows = spans.len();
     let few = ids.len() == rows;
     let times = model.profile(ids, spans)?;
