@@ -1,9 +1,9 @@
-//! Attention of few query rows, each over a history of its own: the launcher of `cuda/attention_few.cu`.
+//! Attention of few rows, each over its own history, from the raw projections: the launcher of `cuda/attention_few.cu`.
 //!
-//! A history is cut in chunks, one block each, whose results the last block to arrive merges; the cut depends on the
-//! model's shape and the row's own length, so a row's bits are the same alone and among others. Positions and caches
-//! are read from tables on the device: a captured launch follows them while they grow, up to the `max_positions` it
-//! was captured for.
+//! One launch norms and turns queries and keys, appends keys and values to the caches, and attends. A history is cut in
+//! chunks, one block each, whose results are merged in their order; the cut depends on the model's shape and the row's own
+//! length, so a row's bits are the same alone and among others. Positions and caches are read from tables on the device: a
+//! captured launch follows them while they grow, up to the `max_positions` it was captured for.
 
 use std::f32::consts::LOG2_E;
 
@@ -16,12 +16,24 @@ use crate::{
 /// What [`attention_few`] works on.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionFew<'a> {
-    /// `[rows, heads * head_width]` in F32, rotated.
-    pub queries: Slice<'a>,
-    /// `[rows, 2]` addresses (u64): a row's keys and values, bfloat16, `[position, kv_heads, head_width]`.
+    /// The projections, `[rows, (heads + 2 * kv_heads) * head_width]` in F32: queries, keys, values.
+    pub qkv: Slice<'a>,
+    /// The norm of every query head, `[head_width]` in F32; none leaves queries as they are.
+    pub q_norm: Option<Slice<'a>>,
+    /// The norm of every key head, `[head_width]` in F32.
+    pub k_norm: Option<Slice<'a>>,
+    /// Added to the mean of squares in a norm.
+    pub epsilon: f32,
+    /// `[rows, 2 * half]` in F32: cosines, then sines of each row's position.
+    pub phases: Slice<'a>,
+    /// Pairs of a head that turn: elements `i` and `i + half` for `i < half`; the others stay.
+    pub half: usize,
+    /// `[rows, 2]` addresses (u64): a row's keys and values, bfloat16, `[position, kv_heads, head_width]`, with room for its
+    /// position. Each address is a multiple of 16.
     pub kv_table: Slice<'a>,
-    /// `[rows]` positions (i32): the row sees all before it and its own, whose key and value are there already.
-    /// Negative: the row is padding, and its output zero. Every position must be less than `max_positions`.
+    /// `[rows]` positions (i32): the row's key and value are put there, and it sees them and all before. Negative: the row
+    /// is padding, and its output zero. Every position must be less than `max_positions`. Rows of one sequence stand
+    /// side by side, at consecutive positions.
     pub positions: Slice<'a>,
     /// `[rows, 2, heads * head_width]`, [`Form::Split`].
     pub out: Slice<'a>,
@@ -62,12 +74,14 @@ pub struct FewWorkspace {
     pub tickets: usize,
 }
 
-// As in cuda/attention/split_history.cuh.
-const THREADS: u32 = 128;
+// As in cuda/attention/split_history.cuh and the kernels.
 const HEADS_A_BLOCK: usize = 8;
-const SHORTEST_CHUNK: usize = 64;
-const TICKETS: usize = 9;
+const LEAF: usize = 8;
+const ONE_LEAF: usize = 2048;
+const CHUNK_STEP: usize = 128;
 const MOST_WIDTH: usize = 256;
+/// Blocks that are enough for a card: two of these for each multiprocessor of a large one.
+const BLOCKS: usize = 256;
 
 const NAME: &str = "attention of few rows";
 
@@ -77,8 +91,10 @@ struct Plan {
     head_blocks: usize,
     /// The most chunks that a history is cut in.
     most_chunks: usize,
-    /// Chunks in the grid.
-    chunks: usize,
+    /// The most leaves, of [`LEAF`] chunks each, that a history is cut in.
+    most_leaves: usize,
+    /// Leaves in the grid: blocks go through the rest of a row's in steps of so many.
+    leaves_at_once: usize,
     workspace: FewWorkspace,
 }
 
@@ -102,60 +118,85 @@ impl FewShape {
         }
         let group = heads / kv_heads;
         let head_blocks = group.div_ceil(HEADS_A_BLOCK);
-        // About 256 blocks for a long history: two for a multiprocessor of a large card.
-        let most_chunks = (256 / (kv_heads * head_blocks)).clamp(16, 128);
+        let most_chunks = (BLOCKS / (kv_heads * head_blocks)).clamp(16, 128);
         let visible = window.map_or(max_positions, |window| window.min(max_positions));
-        let chunks = visible.div_ceil(SHORTEST_CHUNK).clamp(1, most_chunks);
+        let chunks = if visible <= ONE_LEAF { LEAF } else { visible.div_ceil(CHUNK_STEP).min(most_chunks) };
+        let most_leaves = chunks.div_ceil(LEAF);
         let slots = rows.checked_mul(kv_heads * head_blocks).ok_or(Error::SizeOverflow)?;
-        let record = group.min(HEADS_A_BLOCK) * (head_width + 2) * size_of::<f32>();
+        // Of a leaf: the results of its chunks, then its own, in as many parts.
+        let leaf = LEAF * (head_width + 2) + head_width + 2 * LEAF;
+        let slot = most_leaves * group.min(HEADS_A_BLOCK) * leaf * size_of::<f32>();
         let workspace = FewWorkspace {
-            partials: slots.checked_mul(chunks * record).ok_or(Error::SizeOverflow)?,
-            tickets: slots.checked_mul(TICKETS * size_of::<u32>()).ok_or(Error::SizeOverflow)?,
+            partials: slots.checked_mul(slot).ok_or(Error::SizeOverflow)?,
+            tickets: slots.checked_mul(LEAF.max(1 + most_leaves) * size_of::<u32>()).ok_or(Error::SizeOverflow)?,
         };
-        Ok(Plan { head_blocks, most_chunks, chunks, workspace })
+        let leaves_at_once = (BLOCKS / LEAF / slots.max(1)).clamp(1, most_leaves);
+        Ok(Plan { head_blocks, most_chunks, most_leaves, leaves_at_once, workspace })
     }
 }
 
 /// `out[h] = sum_s softmax_s(scale q[h] . k_s) v_s` for every row and head over `s` in `max(0, p - window + 1) ..= p`,
-/// `p` the row's position; head `h` reads kv head `h / (heads / kv_heads)`.
+/// `p` the row's position; head `h` reads kv head `h / (heads / kv_heads)`. Queries and keys are normed, where there are
+/// norms, and turned: `y[i] = x[i] cos_i - x[i + half] sin_i`, `y[i + half] = x[i + half] cos_i + x[i] sin_i`; the row's key
+/// and value are written to its cache.
 ///
-/// # Errors A slice is too small or the queries not at a multiple of 16 bytes, the shape does not fit together, a head
-/// is wider than 256, or the launch fails.
+/// # Errors
+/// A slice is too small, or numbers that are read 16 bytes at a time are not at a multiple of that, the shape does not fit
+/// together, a head is wider than 256, or the launch fails.
 pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
     let FewShape { rows, heads, kv_heads, head_width, window, .. } = call.shape;
+    let half = call.half;
     let plan = call.shape.plan()?;
-    let kernel = match head_width {
-        64 => "attention_few_64",
-        96 => "attention_few_96",
-        128 => "attention_few_128",
-        256 => "attention_few_256",
-        1..=MOST_WIDTH => "attention_few_any_width",
+    if half > head_width / 2 {
+        let what = "the number of pairs that turn";
+        return Err(Error::Shape { operation: NAME, what, expected: head_width / 2, found: half });
+    }
+    // The kernel, its threads, and its shared memory.
+    let (kernel, threads, shared_bytes) = match head_width {
+        64 if half.is_multiple_of(8) => ("attention_few_64", 256, 38 << 10),
+        96 if half.is_multiple_of(8) => ("attention_few_96", 256, 57 << 10),
+        128 if half.is_multiple_of(8) => ("attention_few_128", 256, 74 << 10),
+        256 if half.is_multiple_of(8) => ("attention_few_256", 128, 82 << 10),
+        1..=MOST_WIDTH => ("attention_few_any_width", 128, 44 << 10),
         _ => {
             let what = format!("heads of {head_width} elements; up to {MOST_WIDTH} are supported");
             return Err(Error::Unsupported { operation: NAME, what });
         }
     };
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
-    let past = (call.queries.address() % 16) as usize;
-    if past != 0 {
-        let what = "the queries' place, past a multiple of 16 bytes,";
-        return Err(Error::Shape { operation: NAME, what, expected: 0, found: past });
-    }
+    let row_width =
+        kv_heads.checked_mul(2 * head_width).and_then(|kv| kv.checked_add(width)).ok_or(Error::SizeOverflow)?;
+    let aligned = |slice: Slice<'_>, what, bytes: usize| {
+        let address = slice.expect(NAME, what, bytes)?;
+        match (address % 16) as usize {
+            0 => Ok(address),
+            past => Err(Error::Unsupported { operation: NAME, what: format!("{what}: {past} past a multiple of 16") }),
+        }
+    };
+    let norm = |weight: Option<Slice<'_>>, what| {
+        weight.map_or(Ok(0), |weight| aligned(weight, what, Form::F32.bytes(1, head_width)?))
+    };
     let arguments = Arguments::new()
-        .u64(call.queries.expect(NAME, "the queries in bytes", Form::F32.bytes(rows, width)?)?)
+        .u64(aligned(call.qkv, "the projections in bytes", Form::F32.bytes(rows, row_width)?)?)
+        .u64(norm(call.q_norm, "the query norm in bytes")?)
+        .u64(norm(call.k_norm, "the key norm in bytes")?)
+        .u64(aligned(call.phases, "the phases in bytes", Form::F32.bytes(rows, 2 * half)?)?)
         .u64(call.kv_table.expect(NAME, "the table of caches in bytes", rows.saturating_mul(16))?)
         .u64(call.positions.expect(NAME, "the positions in bytes", rows.saturating_mul(4))?)
         .u64(call.out.expect(NAME, "the output in bytes", Form::Split.bytes(rows, width)?)?)
         .u64(call.partials.expect(NAME, "the partial results in bytes", plan.workspace.partials)?)
         .u64(call.tickets.expect(NAME, "the tickets in bytes", plan.workspace.tickets)?)
+        .f32(call.epsilon)
         .f32(call.scale * LOG2_E)
+        .i32(int(half)?)
         // A window past the greatest number is none.
         .i32(window.and_then(|window| i32::try_from(window).ok()).unwrap_or(0))
         .i32(int(heads)?)
         .i32(int(kv_heads)?)
         .i32(int(head_width)?)
         .i32(int(plan.head_blocks)?)
-        .i32(int(plan.most_chunks)?);
-    let grid = [plan.chunks as u32, int(kv_heads * plan.head_blocks)? as u32, int(rows)? as u32];
-    gpu.launch(&gpu.function("attention_few", kernel)?, Launch { grid, threads: THREADS, shared_bytes: 0 }, arguments)
+        .i32(int(plan.most_chunks)?)
+        .i32(int(plan.most_leaves)?);
+    let grid = [int(LEAF * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
+    gpu.launch(&gpu.function("attention_few", kernel)?, Launch { grid, threads, shared_bytes }, arguments)
 }

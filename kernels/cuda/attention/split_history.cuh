@@ -1,204 +1,297 @@
 // How decoding attention splits a row's history over blocks, and how the blocks' results become one.
 //
-// A row at position p sees `length` positions. They are cut in chunks of 64 positions, or of the next power of two
-// with which `most_chunks` chunks suffice; `most_chunks` depends on the model's shape alone. So the cut, and with it
-// every order of summation, depends on the model and on the row's own length, never on the rows beside it or on the
-// card.
+// A row at position p sees `length` positions. Up to ONE_LEAF of them are cut in at most LEAF chunks, of at least 64
+// positions; more in chunks of a multiple of 128 positions, so many that `most_chunks` chunks suffice. `most_chunks`
+// depends on the model's shape alone. So the cut, and with it every order of summation, depends on the model and on the
+// row's own length, never on the rows beside it or on the card.
 //
-// A block leaves, for each of its query heads, the sums of its chunk relative to the chunk's own greatest score: a
-// record of `group * width` sums, then `group` maxima, then `group` denominators. The last block to arrive (an integer
-// ticket) merges the records in the order of chunks, whichever block it is, so the bits are always the same. Up to
-// FAN_IN chunks are merged at once; more are merged in two levels, each leaf by its own last block, so that a long
-// history's merge is not one multiprocessor's work. Tickets are zero before and after each launch: a captured graph
-// needs no clearing between replays.
+// A chunk is a block's work. Its result is, for each query head, the sums relative to the chunk's own greatest score,
+// that score, and the denominator. LEAF consecutive chunks are merged in their order to a leaf, and the leaves in theirs
+// to the row's result. Blocks go through a row's leaves in steps of the grid: which block does what changes no bit.
+//
+// With clusters, the LEAF blocks of a leaf are one cluster: each of them receives a LEAFth of every head of every chunk in
+// its shared memory, merges it, and writes it out, or, with several leaves, leaves it in global memory to the last to
+// arrive of the same rank (an integer ticket): about 600 cycles, where a ticket with its fences and reads takes 2,000.
+// Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph needs no
+// clearing between replays.
+//
+// The rows of a pass may belong to one sequence (a prompt, a verify pass): then they stand side by side in the order of
+// their positions. Keys and values of the pass are not read from the caches, which other blocks are only now
+// writing, but made anew from the projections, rounded as in the caches: the same bits.
 #pragma once
 
 #include "../vocabulary/device.cuh"
+#include "cluster.cuh"
 #include "exponential.cuh"
 
-constexpr int WARPS = 4;
-constexpr int THREADS = WARPS * WARP;
 constexpr int HEADS = 8;  // query heads of one block
-constexpr int CHUNK = 64;
-constexpr int FAN_IN = 16;
-constexpr int MOST_LEAVES = 8;
-constexpr int TICKETS = 1 + MOST_LEAVES;
-static_assert(FAN_IN * HEADS == THREADS, "a thread reads one maximum and one denominator of a merge");
-
-// What one block works on.
-struct Job {
-    int row, kv_head, first_head, group;  // query heads first_head .. first_head + group
-    int chunk, chunks;
-    int begin, end;  // positions
-    size_t slot;     // of (row, kv head, block of heads)
-    const bf16 *keys, *values;  // the kv head at position 0
-};
+constexpr int LEAF = 8;   // chunks of a leaf, blocks of a cluster
+constexpr int MOST_LEAVES = 16;
+constexpr int TILE = 16;  // positions
+constexpr int SHORTEST_CHUNK = 64;
+constexpr int ONE_LEAF = 2048;
+constexpr int CHUNK_STEP = 128;
 
 struct Call {
-    const float *queries;      // [rows, heads * width]
+    const float *qkv;     // [rows, (heads + 2 kv_heads) * width]
+    const float *q_norm;  // [width], or null
+    const float *k_norm;
+    const float *phases;       // [rows, 2 * half]
     const uint64_t *kv_table;  // [rows, 2]
     const int *positions;      // [rows]
     bf16 *__restrict__ out;    // [rows, 2, heads * width]
     float *__restrict__ partials;
     unsigned *__restrict__ tickets;
+    float epsilon;
     float scale;  // times log2(e)
-    int window, heads, kv_heads, width, head_blocks, most_chunks;
+    int half, window, heads, kv_heads, width, head_blocks, most_chunks, most_leaves;
 };
 
-// The block's job, or false where it has none. Grid: chunks, kv_heads * head_blocks, rows.
-__device__ __forceinline__ bool find_job(const Call &call, Job &job) {
-    job.row = blockIdx.z;
-    job.chunk = blockIdx.x;
-    job.kv_head = blockIdx.y / call.head_blocks;
-    const int block = blockIdx.y % call.head_blocks;
-    const int whole_group = call.heads / call.kv_heads;
+// What the blocks of one row, kv head and block of heads work on.
+struct Job {
+    int row, kv_head, first_head, group;  // query heads first_head .. first_head + group
+    int rank;                             // of the block in its leaf
+    int position, first_new;              // positions from `first_new` on are of this pass
+    int start, chunk_length, chunks, leaves;
+    bool appends;  // writes the row's key and value to the cache
+    size_t slot;
+    bf16 *keys, *values;  // the kv head at position 0
+
+    __device__ __forceinline__ int begin(int leaf) const { return start + (leaf * LEAF + rank) * chunk_length; }
+    __device__ __forceinline__ int end(int leaf) const { return min(begin(leaf) + chunk_length, position + 1); }
+    __device__ __forceinline__ int leaf_chunks(int leaf) const { return min(LEAF, chunks - leaf * LEAF); }
+};
+
+// The head `head` of the projections (queries, keys, values) of the row whose position is `position`.
+__device__ __forceinline__ const float *projection(const Call &call, const Job &job, int position, int head, int width) {
+    const int64_t row = job.row - (job.position - position);
+    return call.qkv + (row * (call.heads + 2 * call.kv_heads) + head) * width;
+}
+
+__device__ __forceinline__ const float *row_phases(const Call &call, const Job &job, int position) {
+    return call.phases + int64_t(job.row - (job.position - position)) * 2 * call.half;
+}
+
+// Grid: LEAF * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first.
+__device__ __forceinline__ void find_heads(const Call &call, Job &job) {
+    job.row = blockIdx.y;
+    job.rank = blockIdx.x % LEAF;
+    const int place = blockIdx.x / LEAF, block = place % call.head_blocks, whole_group = call.heads / call.kv_heads;
+    job.kv_head = place / call.head_blocks;
     job.first_head = job.kv_head * whole_group + block * HEADS;
     job.group = min(HEADS, whole_group - block * HEADS);
-    job.slot = size_t(blockIdx.z) * gridDim.y + blockIdx.y;
+    job.appends = block == 0;
+    job.slot = size_t(job.row) * (gridDim.x / LEAF) + place;
+}
 
-    // All three loads on their way at once.
-    const int position = call.positions[job.row];
-    job.keys = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row]) + size_t(job.kv_head) * call.width;
-    job.values = reinterpret_cast<const bf16 *>(call.kv_table[2 * job.row + 1]) + size_t(job.kv_head) * call.width;
-    if (position < 0) {
+// The rest of the job, found by each warp for itself; false where this block's whole leaf has none. `find_heads` was before.
+__device__ __forceinline__ bool find_history(const Call &call, Job &job, int width) {
+    // All loads on their way at once: the row's own, and of the rows before it, which may be of its sequence.
+    job.position = call.positions[job.row];
+    const uint64_t keys = call.kv_table[2 * job.row], values = call.kv_table[2 * job.row + 1];
+    int new_rows = 1;
+    unsigned same;
+    do {
+        const int distance = new_rows + int(threadIdx.x % WARP), row = job.row - distance;
+        const int position = row >= 0 ? call.positions[row] : -1;
+        const uint64_t row_keys = row >= 0 ? call.kv_table[2 * row] : 0;
+        same = __ballot_sync(FULL_WARP, position >= 0 && row_keys == keys && position == job.position - distance);
+        new_rows += same == FULL_WARP ? WARP : __ffs(~same) - 1;
+    } while (same == FULL_WARP);
+    if (job.position < 0) {
         // Padding: its output is read by the next product, so it is made zero.
-        if (job.chunk == 0) {
-            const int width = job.group * call.width;
-            const size_t row_width = size_t(call.heads) * call.width;
-            for (int i = threadIdx.x; i < width; i += THREADS) {
-                store<SPLIT>(call.out, job.row, row_width, size_t(job.first_head) * call.width + i, 0.0f);
+        if (job.rank == 0 && blockIdx.z == 0) {
+            const size_t row_width = size_t(call.heads) * width;
+            for (int i = threadIdx.x; i < job.group * width; i += blockDim.x) {
+                store<SPLIT>(call.out, job.row, row_width, size_t(job.first_head) * width + i, 0.0f);
             }
         }
         return false;
     }
-    const int start = call.window > 0 ? max(0, position - call.window + 1) : 0;
-    const int length = position + 1 - start;
-    int chunk_length = CHUNK;
-    while (int64_t(chunk_length) * call.most_chunks < length) chunk_length *= 2;
-    job.chunks = (length + chunk_length - 1) / chunk_length;
-    if (job.chunk >= job.chunks) return false;
-    job.begin = start + job.chunk * chunk_length;
-    job.end = min(job.begin + chunk_length, position + 1);
-    return true;
+    job.first_new = job.position - new_rows + 1;
+    job.keys = reinterpret_cast<bf16 *>(keys) + size_t(job.kv_head) * width;
+    job.values = reinterpret_cast<bf16 *>(values) + size_t(job.kv_head) * width;
+    job.start = call.window > 0 ? max(0, job.position - call.window + 1) : 0;
+    const int length = job.position + 1 - job.start;
+    job.chunk_length = length <= ONE_LEAF ? max(SHORTEST_CHUNK, ((length - 1) / (LEAF * TILE) + 1) * TILE)
+                                          : ((length - 1) / call.most_chunks / CHUNK_STEP + 1) * CHUNK_STEP;
+    job.chunks = (length - 1) / job.chunk_length + 1;
+    job.leaves = (job.chunks - 1) / LEAF + 1;
+    return blockIdx.z < job.leaves;
 }
 
-// A block's result: each thread holds elements `threadIdx.x + i * THREADS` of the sums [group, width], not yet divided;
-// each head's maximum (of scores times log2(e)) and denominator are in shared memory.
+// Maxima (of scores times log2(e)) and denominators of a block's heads.
 struct HeadSums {
     float maximum[HEADS];
     float denominator[HEADS];
 };
 
+struct Merged {
+    float sum, maximum, denominator;
+};
+
+// One element of `count` results, in their order; all their loads are on their way together.
+template <int MOST, typename Value, typename Maximum, typename Denominator>
+__device__ __forceinline__ Merged merge(int count, const Value &value, const Maximum &maximum,
+                                        const Denominator &denominator) {
+    float values[MOST], maxima[MOST], denominators[MOST];
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        values[i] = i < count ? value(i) : 0.0f;
+        maxima[i] = i < count ? maximum(i) : -INFINITY;
+        denominators[i] = i < count ? denominator(i) : 0.0f;
+    }
+    Merged merged{0.0f, maxima[0], 0.0f};
+#pragma unroll
+    for (int i = 1; i < MOST; i++) merged.maximum = fmaxf(merged.maximum, maxima[i]);
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        const float factor = exp2_hardware(maxima[i] - merged.maximum);
+        merged.sum = fmaf(values[i], factor, merged.sum);
+        merged.denominator = fmaf(denominators[i], factor, merged.denominator);
+    }
+    return merged;
+}
+
+// A result in global memory: sums [group, width], maxima [group], denominators [group].
+struct Records {
+    float *first;
+    int group, width;
+
+    __device__ __forceinline__ float *at(int i) const { return first + size_t(i) * group * (width + 2); }
+    __device__ __forceinline__ void put(int i, int element, const Merged &x) const {
+        at(i)[element] = x.sum;
+        if (element % width == 0) {
+            at(i)[group * width + element / width] = x.maximum;
+            at(i)[group * width + group + element / width] = x.denominator;
+        }
+    }
+    template <int MOST> __device__ __forceinline__ Merged merge_element(int from, int count, int element) const {
+        const float *ends = at(from) + group * width + element / width;
+        const size_t stride = size_t(group) * (width + 2);
+        return merge<MOST>(
+            count, [&](int i) { return __ldcg(at(from) + i * stride + element); },
+            [&](int i) { return __ldcg(ends + i * stride); }, [&](int i) { return __ldcg(ends + i * stride + group); });
+    }
+};
+
+// The memory of a slot: records of chunks (read only without clusters), then of leaves, of which each rank of a cluster has
+// its own part. Blocks of heads of one kv head may differ in group: slots are spaced for the greatest.
+__device__ __forceinline__ Records slot_records(const Call &call, const Job &job, int width) {
+    const size_t group = min(HEADS, call.heads / call.kv_heads);
+    const size_t leaf = group * (LEAF * (width + 2) + width + 2 * LEAF);
+    return {call.partials + job.slot * leaf * call.most_leaves, job.group, width};
+}
+
+__device__ __forceinline__ Records leaf_records(const Call &call, const Job &job, int width, int part_width, int rank) {
+    const size_t group = min(HEADS, call.heads / call.kv_heads);
+    float *leaves = slot_records(call, job, width).first + call.most_leaves * group * (LEAF * (width + 2));
+    return {leaves + size_t(rank) * call.most_leaves * job.group * (part_width + 2), job.group, part_width};
+}
+
 // True in every thread of the last of `count` blocks that come to `ticket`, which it leaves at zero. What the other
-// blocks wrote before is then visible to it.
-__device__ __forceinline__ bool is_last_to_arrive(unsigned *ticket, int count) {
-    __shared__ bool last;
-    __threadfence();
+// blocks wrote before is then visible to it. `last` is shared memory.
+__device__ __forceinline__ bool is_last_to_arrive(unsigned *ticket, int count, bool &last) {
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();
         last = atomicAdd(ticket, 1u) == unsigned(count - 1);
         if (last) *ticket = 0;
+        __threadfence();
     }
     __syncthreads();
-    if (last) __threadfence();
     return last;
 }
 
-template <int ELEMENTS>
-__device__ __forceinline__ void store_record(float *record, const float (&sums)[ELEMENTS], const HeadSums &heads,
-                                             int group, int width) {
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) {
-        const int element = threadIdx.x + i * THREADS;
-        if (element < group * width) record[element] = sums[i];
-    }
-    if (threadIdx.x < group) {
-        record[group * width + threadIdx.x] = heads.maximum[threadIdx.x];
-        record[group * width + group + threadIdx.x] = heads.denominator[threadIdx.x];
-    }
+// `element` is of the sums [group, width].
+__device__ __forceinline__ void store_out(const Call &call, const Job &job, int element, int width, const Merged &x) {
+    store<SPLIT>(call.out, job.row, size_t(call.heads) * width, size_t(job.first_head) * width + element,
+                 x.sum / x.denominator);
 }
 
-// The sum of `count` records, `stride` floats apart, in their order.
-template <int ELEMENTS>
-__device__ __forceinline__ void merge(const float *records, size_t stride, int count, float (&sums)[ELEMENTS],
-                                      HeadSums &heads, int group, int width) {
-    __shared__ float maxima[FAN_IN][HEADS], denominators[FAN_IN][HEADS];
-    const int head = threadIdx.x % HEADS, record = threadIdx.x / HEADS;
-    const bool mine = record < count && head < group;
-    const float *ends = records + record * stride + group * width;
-    const float maximum = mine ? __ldcg(ends + head) : 0.0f;
-    const float denominator = mine ? __ldcg(ends + group + head) : 0.0f;
-    maxima[record][head] = maximum;
-    __syncthreads();
-    float greatest = maxima[0][head];
-    for (int i = 1; i < count; i++) greatest = fmaxf(greatest, maxima[i][head]);
-    const float factor = exp2_hardware(maximum - greatest);
-    __syncthreads();
-    // From here on `maxima` holds the records' factors.
-    maxima[record][head] = factor;
-    denominators[record][head] = denominator * factor;
-    __syncthreads();
-    if (threadIdx.x < HEADS) {
-        float total = 0.0f;
-        for (int i = 0; i < count; i++) total += denominators[i][head];
-        heads.maximum[head] = greatest;
-        heads.denominator[head] = total;
-    }
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) sums[i] = 0.0f;
-#pragma unroll(ELEMENTS > 8 ? 2 : 4)
-    for (int r = 0; r < count; r++) {
-#pragma unroll
-        for (int i = 0; i < ELEMENTS; i++) {
-            const int element = threadIdx.x + i * THREADS;
-            if (element < group * width) {
-                sums[i] = fmaf(maxima[r][element / width], __ldcg(records + r * stride + element), sums[i]);
-            }
-        }
-    }
-    __syncthreads();
-}
-
-template <int ELEMENTS>
-__device__ __forceinline__ void store_out(const Call &call, const Job &job, const float (&sums)[ELEMENTS],
-                                          const HeadSums &heads, int width) {
-    const size_t row_width = size_t(call.heads) * width;
-#pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) {
-        const int element = threadIdx.x + i * THREADS;
-        if (element < job.group * width) {
-            store<SPLIT>(call.out, job.row, row_width, size_t(job.first_head) * width + element,
-                         sums[i] / heads.denominator[element / width]);
-        }
-    }
-}
-
-// From this chunk's result to the row's: writes it out where it is the only one, else leaves a record, and merges
-// where this block is the last. `heads` is shared memory that the whole block has written and synchronized. `width` is
-// call.width, passed apart because most callers know it when they are compiled.
-template <int ELEMENTS>
-__device__ __forceinline__ void finish(const Call &call, const Job &job, float (&sums)[ELEMENTS], HeadSums &heads,
-                                       int width) {
+// A chunk's result to the row's, through global memory. `block_sum(element)` gives a sum of the block; the shared memory
+// it reads and `heads` have been written and synchronized. Tickets of a slot: the row's, then its leaves'.
+template <int THREADS, typename BlockSum>
+__device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &job, int leaf, const BlockSum &block_sum,
+                                                  const HeadSums &heads, int width, bool &last) {
+    const auto each = [&](const auto &take) {
+        for (int element = threadIdx.x; element < job.group * width; element += THREADS) take(element);
+    };
+    const auto own = [&](int element) {
+        return Merged{block_sum(element), heads.maximum[element / width], heads.denominator[element / width]};
+    };
     if (job.chunks == 1) {
-        store_out(call, job, sums, heads, width);
+        each([&](int element) { store_out(call, job, element, width, own(element)); });
         return;
     }
-    const size_t stride = size_t(job.group) * (width + 2);
-    // Blocks of heads of one kv head may differ in group: slots are spaced for the greatest.
-    const size_t slot_stride = size_t(min(HEADS, call.heads / call.kv_heads)) * (width + 2) * gridDim.x;
-    float *records = call.partials + job.slot * slot_stride;
-    unsigned *tickets = call.tickets + job.slot * TICKETS;
-    store_record(records + job.chunk * stride, sums, heads, job.group, width);
-
-    const int leaf = job.chunk / FAN_IN, leaves = (job.chunks + FAN_IN - 1) / FAN_IN;
-    const int leaf_chunks = min(FAN_IN, job.chunks - leaf * FAN_IN);
-    float *leaf_records = records + size_t(leaf) * FAN_IN * stride;
-    if (!is_last_to_arrive(tickets + 1 + leaf, leaf_chunks)) return;
-    merge(leaf_records, stride, leaf_chunks, sums, heads, job.group, width);
-    if (leaves > 1) {
-        store_record(leaf_records, sums, heads, job.group, width);
-        if (!is_last_to_arrive(tickets, leaves)) return;
-        merge(records, FAN_IN * stride, leaves, sums, heads, job.group, width);
+    const Records chunks = slot_records(call, job, width), leaves = leaf_records(call, job, width, width, 0);
+    unsigned *tickets = call.tickets + job.slot * max(LEAF, 1 + call.most_leaves);
+    each([&](int element) { chunks.put(leaf * LEAF + job.rank, element, own(element)); });
+    if (!is_last_to_arrive(tickets + 1 + leaf, job.leaf_chunks(leaf), last)) return;
+    const auto of_leaf = [&](int element) {
+        return chunks.merge_element<LEAF>(leaf * LEAF, job.leaf_chunks(leaf), element);
+    };
+    if (job.leaves == 1) {
+        each([&](int element) { store_out(call, job, element, width, of_leaf(element)); });
+        return;
     }
-    store_out(call, job, sums, heads, width);
+    each([&](int element) { leaves.put(leaf, element, of_leaf(element)); });
+    if (!is_last_to_arrive(tickets, job.leaves, last)) return;
+    each([&](int element) {
+        store_out(call, job, element, width, leaves.merge_element<MOST_LEAVES>(0, job.leaves, element));
+    });
+}
+
+// What a block of a cluster receives from the others: a LEAFth of each head of each chunk of the leaf.
+template <int WIDTH> struct Received {
+    static constexpr int PART = WIDTH / LEAF;
+    float sums[LEAF][HEADS * PART];
+    float maximum[LEAF][HEADS], denominator[LEAF][HEADS];
+};
+
+// The same through the shared memory of a cluster. All blocks of a leaf call it, also those without a chunk (`has_chunk`
+// false). A barrier was arrived at when `received` was free.
+template <int THREADS, int WIDTH, typename BlockSum>
+__device__ __forceinline__ void finish_in_cluster(const Call &call, const Job &job, int leaf, bool has_chunk,
+                                                  const BlockSum &block_sum, const HeadSums &heads,
+                                                  Received<WIDTH> &received, bool &last) {
+    constexpr int PART = Received<WIDTH>::PART;
+    static_assert(THREADS >= 2 * HEADS * LEAF, "a thread sends one maximum or denominator");
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, elements = job.group * PART;
+    wait_at_cluster_barrier();
+    if (has_chunk) {
+        for (int rank = warp; rank < LEAF; rank += THREADS / WARP) {
+            for (int i = lane; i < elements; i += WARP) {
+                store_in_block(&received.sums[job.rank][i], rank, block_sum(i / PART * WIDTH + rank * PART + i % PART));
+            }
+        }
+        if (threadIdx.x < 2 * HEADS * LEAF) {
+            const int rank = threadIdx.x / (2 * HEADS), head = threadIdx.x % HEADS;
+            const bool is_maximum = threadIdx.x / HEADS % 2 == 0;
+            store_in_block(is_maximum ? &received.maximum[job.rank][head] : &received.denominator[job.rank][head], rank,
+                           is_maximum ? heads.maximum[head] : heads.denominator[head]);
+        }
+    }
+    arrive_at_cluster_barrier();
+    wait_at_cluster_barrier();
+    const Records leaves = leaf_records(call, job, WIDTH, PART, job.rank);
+    const auto out_element = [&](int i) { return i / PART * WIDTH + job.rank * PART + i % PART; };
+    for (int i = threadIdx.x; i < elements; i += THREADS) {
+        const int head = i / PART;
+        const Merged merged = merge<LEAF>(
+            job.leaf_chunks(leaf), [&](int c) { return received.sums[c][i]; },
+            [&](int c) { return received.maximum[c][head]; }, [&](int c) { return received.denominator[c][head]; });
+        if (job.leaves == 1) {
+            store_out(call, job, out_element(i), WIDTH, merged);
+        } else {
+            leaves.put(leaf, i, merged);
+        }
+    }
+    if (job.leaves == 1) return;
+    unsigned *ticket = call.tickets + job.slot * max(LEAF, 1 + call.most_leaves) + job.rank;
+    if (is_last_to_arrive(ticket, job.leaves, last)) {
+        for (int i = threadIdx.x; i < elements; i += THREADS) {
+            store_out(call, job, out_element(i), WIDTH, leaves.merge_element<MOST_LEAVES>(0, job.leaves, i));
+        }
+    }
 }
