@@ -107,8 +107,9 @@ fn alone(model: &Model, cache: &mut KvCache, ids: &[u32], rows: usize) -> Result
     Ok(logits)
 }
 
-fn results(reference: &[f32], ours: Vec<f32>) -> Results {
-    Results::new(reference.iter().map(|&value| f64::from(value)).collect(), Vec::new(), ours)
+fn results(reference: &[f32], ours: Vec<f32>) -> Result<Results> {
+    ensure!(reference.iter().all(|value| value.is_finite()), "logits that are not finite show nothing");
+    Ok(Results::new(reference.iter().map(|&value| f64::from(value)).collect(), Vec::new(), ours))
 }
 
 /// One row a pass, among rows of others that are at other positions.
@@ -135,7 +136,7 @@ fn beside_others(loaded: &Loaded, kernel: Kernel, count: usize) -> Result<Result
         let logits = model.forward(&cx, &ids, &mut spans, LogitRows::Last)?.into_f32()?;
         ours.extend_from_slice(&logits[tested * vocabulary..][..vocabulary]);
     }
-    Ok(results(&loaded.steps()?[..STEPS * vocabulary], ours))
+    results(&loaded.steps()?[..STEPS * vocabulary], ours)
 }
 
 /// `rows` rows a pass, the last pass what is left; the first five rows a pass of their own, so that passes start anywhere.
@@ -145,7 +146,7 @@ fn in_passes(loaded: &Loaded, kernel: Kernel, rows: usize) -> Result<Results> {
     let first = if rows == 64 { 0 } else { 5 };
     let mut ours = alone(model, &mut cache, &sequence[..first], 5)?;
     ours.extend(alone(model, &mut cache, &sequence[first..], rows)?);
-    Ok(results(loaded.steps()?, ours))
+    results(loaded.steps()?, ours)
 }
 
 /// A cache that was large from the start, and one that grows from nothing.
@@ -156,7 +157,7 @@ fn over_growth(loaded: &Loaded, kernel: Kernel, _: usize) -> Result<Results> {
     large.reserve(positions)?;
     let reference = alone(model, &mut large, &ids(model, positions, Kernel::Ours), 1)?;
     let ours = alone(model, &mut model.new_cache(), &ids(model, positions, kernel), 1)?;
-    Ok(results(&reference, ours))
+    results(&reference, ours)
 }
 
 /// A copy of a cache goes on as its original does, and the original as if there were no copy.
@@ -174,7 +175,7 @@ fn from_a_copy(loaded: &Loaded, kernel: Kernel, _: usize) -> Result<Results> {
     let mut ours = alone(model, &mut original, rest, 1)?;
     ours.extend(alone(model, &mut copy, rest, 2)?);
     let reference = &loaded.steps()?[SHARED * vocabulary..];
-    Ok(results(&[reference, reference].concat(), ours))
+    results(&[reference, reference].concat(), ours)
 }
 
 /// A prompt of many rows and rows after it, alone and in passes with other prompts and with single rows.
@@ -198,7 +199,7 @@ fn prompt_beside_others(loaded: &Loaded, kernel: Kernel, rows: usize) -> Result<
     let mut spans: Vec<Span<'_>> = caches.iter_mut().map(|cache| Span { cache, rows: 1 }).collect();
     let logits = model.forward(&cx, &next, &mut spans, LogitRows::Last)?.into_f32()?;
     ours.extend_from_slice(&logits[vocabulary..][..vocabulary]);
-    Ok(results(&reference, ours))
+    results(&reference, ours)
 }
 
 /// With graphs in this process, without them in another: the switch is read once per process.
@@ -215,7 +216,7 @@ fn without_graphs(loaded: &Loaded, kernel: Kernel, _: usize) -> Result<Results> 
     let (words, rest) = output.stdout.as_chunks::<4>();
     ensure!(rest.is_empty(), "without graphs: {} bytes of logits", output.stdout.len());
     let reference: Vec<f32> = words.iter().map(|&word| f32::from_le_bytes(word)).collect();
-    Ok(results(&reference, several_passes(loaded.model()?, kernel)?))
+    results(&reference, several_passes(loaded.model()?, kernel)?)
 }
 
 /// One row at a time, then two passes of more.

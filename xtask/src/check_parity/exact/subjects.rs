@@ -1,7 +1,7 @@
 //! The models that exactness is shown on.
 
-use anyhow::Result;
-use ironloom_lm::{Config, LoadOptions, Model};
+use anyhow::{Result, bail};
+use ironloom_lm::{Config, LoadOptions, Model, RandomWeights};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::workspace;
 #[derive(Clone, Copy)]
 pub(super) struct Subject {
     source: Source,
-    format: WeightFormat,
+    weights: RandomWeights,
 }
 
 #[derive(Clone, Copy)]
@@ -44,14 +44,15 @@ pub(super) fn all() -> Vec<Subject> {
         ("qwen3_moe", Nf4),
     ];
     let random = [
-        ("random dense", dense as fn() -> Value, Bf16),
-        ("random dense", dense, Int8),
-        ("random dense", dense, Nf4),
-        ("random experts", experts, Bf16),
-        ("random experts", experts, Int4),
+        ("random dense", dense as fn() -> Value, Bf16.into()),
+        ("random dense", dense, Int8.into()),
+        ("random dense", dense, Nf4.into()),
+        ("random blocks", whole_blocks, RandomWeights::Q4_K_M),
+        ("random experts", experts, Bf16.into()),
+        ("random experts", experts, Int4.into()),
     ];
-    let golden = golden.map(|(path, format)| Subject { source: Source::Golden(path), format });
-    let random = random.map(|(name, config, format)| Subject { source: Source::Random(name, config), format });
+    let golden = golden.map(|(path, format)| Subject { source: Source::Golden(path), weights: format.into() });
+    let random = random.map(|(name, config, weights)| Subject { source: Source::Random(name, config), weights });
     golden.into_iter().chain(random).collect()
 }
 
@@ -61,9 +62,10 @@ impl Subject {
         let name = match self.source {
             Source::Golden(name) | Source::Random(name, _) => name,
         };
-        match self.format {
-            WeightFormat::Keep => name.to_owned(),
-            format => format!("{name} as {format:?}"),
+        match self.weights {
+            RandomWeights::As(WeightFormat::Keep) => name.to_owned(),
+            RandomWeights::As(format) => format!("{name} as {format:?}"),
+            mixed => format!("{name} as {mixed:?}"),
         }
     }
 
@@ -74,13 +76,16 @@ impl Subject {
 
     /// The model on `device`.
     pub(super) fn load(&self, device: &Device) -> Result<Model> {
-        Ok(match self.source {
-            Source::Golden(path) => {
+        match (self.source, self.weights) {
+            (Source::Golden(path), RandomWeights::As(format)) => {
                 let checkpoint = ironloom_weights::open(workspace::root().join("tests/golden/models").join(path))?;
-                Model::load(&checkpoint, device, &LoadOptions { format: self.format, progress: None })?
+                Ok(Model::load(&checkpoint, device, &LoadOptions { format, progress: None })?)
             }
-            Source::Random(_, config) => Model::random(&Config::from_json(&config())?, device, self.format, 1)?,
-        })
+            (Source::Golden(_), weights) => bail!("{weights:?} is of random models only"),
+            (Source::Random(_, config), weights) => {
+                Ok(Model::random(&Config::from_json(&config())?, device, weights, 1)?)
+            }
+        }
     }
 }
 
@@ -115,6 +120,23 @@ fn experts() -> Value {
         "num_key_value_heads": 2,
         "head_dim": 128,
         "num_hidden_layers": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": false,
+    })
+}
+
+/// Widths of whole blocks of the K-types.
+fn whole_blocks() -> Value {
+    json!({
+        "model_type": "qwen3",
+        "hidden_size": 512,
+        "intermediate_size": 768,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "num_hidden_layers": 4,
         "vocab_size": 512,
         "max_position_embeddings": 1024,
         "rms_norm_eps": 1e-6,
