@@ -209,6 +209,20 @@ impl<M: LanguageModel> BatchDecoder<M> {
 
     /// The next id of every row where the device makes steps by itself and all rows are answering; `None` elsewhere.
     fn step_ahead(&mut self) -> Result<Option<Vec<u32>>> {
+        let ids = self.next_ahead();
+        match &ids {
+            Ok(Some(_)) => {}
+            // The way over the host says what is wrong with a row's logits that none could be chosen of.
+            Ok(None) => self.stop_steps(),
+            Err(_) => {
+                self.stop_steps();
+                self.rows.iter_mut().for_each(|row| row.session.forget_failed_steps());
+            }
+        }
+        ids
+    }
+
+    fn next_ahead(&mut self) -> Result<Option<Vec<u32>>> {
         let count = self.rows.len();
         if !self.has_steps || count == 0 || count > MOST_ROWS {
             return Ok(None);
@@ -216,35 +230,8 @@ impl<M: LanguageModel> BatchDecoder<M> {
         let is_running = |ahead: &Ahead<M::Cache>| {
             ahead.running.len() == count && ahead.running.iter().zip(&self.rows).all(|(id, row)| *id == row.id)
         };
-        if !self.ahead.as_ref().is_some_and(is_running) {
-            self.stop_steps();
-            if self.rows.iter().any(|row| row.limit().is_some()) {
-                return Ok(None);
-            }
-            let sampled = self.rows.iter().any(|row| !row.sampler.options().is_argmax());
-            let mut step_rows = Vec::with_capacity(count);
-            for row in &mut self.rows {
-                let Some(step_row) = row.session.step_row(row.sampler.options()) else { return Ok(None) };
-                step_rows.push(step_row);
-            }
-            let fits = |ahead: &Ahead<M::Cache>| ahead.sampled == sampled && ahead.capacity >= count;
-            if !self.ahead.as_ref().is_some_and(fits) {
-                let capacity = count.next_power_of_two();
-                // The old ones' memory first: a captured step holds the logits of all its rows.
-                self.ahead = None;
-                match self.engine.model.steps(&self.engine.device, capacity, sampled)? {
-                    Some(steps) => self.ahead = Some(Ahead { steps, capacity, sampled, running: Vec::new() }),
-                    None => {
-                        self.has_steps = false;
-                        return Ok(None);
-                    }
-                }
-            }
-            if let Some(ahead) = &mut self.ahead {
-                ahead.steps.begin(&mut step_rows)?;
-                drop(step_rows);
-                ahead.running = self.rows.iter().map(|row| row.id).collect();
-            }
+        if !self.ahead.as_ref().is_some_and(is_running) && !self.begin_steps()? {
+            return Ok(None);
         }
         let Some(ahead) = &mut self.ahead else { return Ok(None) };
         while ahead.steps.in_flight() < AHEAD {
@@ -252,13 +239,35 @@ impl<M: LanguageModel> BatchDecoder<M> {
             let Some(mut caches) = caches else { break };
             ahead.steps.launch(&mut caches)?;
         }
-        let ids = if ahead.steps.in_flight() == 0 { Vec::new() } else { ahead.steps.next()? };
-        if ids.len() != count || ids.contains(&NO_ID) {
-            // The way over the host says what is wrong with a row's logits.
-            self.stop_steps();
+        if ahead.steps.in_flight() == 0 {
             return Ok(None);
         }
-        Ok(Some(ids))
+        Ok(Some(ahead.steps.next()?).filter(|ids| ids.len() == count && !ids.contains(&NO_ID)))
+    }
+
+    /// Lets the device start from the rows' last ids; false where it makes no steps, or a row cannot go on so.
+    fn begin_steps(&mut self) -> Result<bool> {
+        self.stop_steps();
+        let count = self.rows.len();
+        if self.rows.iter().any(|row| row.limit().is_some() || !row.session.awaits_step()) {
+            return Ok(false);
+        }
+        let sampled = self.rows.iter().any(|row| !row.sampler.options().is_argmax());
+        let fits = |ahead: &Ahead<M::Cache>| ahead.sampled == sampled && ahead.capacity >= count;
+        if !self.ahead.as_ref().is_some_and(fits) {
+            let capacity = count.next_power_of_two();
+            // The old ones' memory first: a captured step holds the logits of all its rows.
+            self.ahead = None;
+            let steps = self.engine.model.steps(&self.engine.device, capacity, sampled)?;
+            self.has_steps = steps.is_some();
+            self.ahead = steps.map(|steps| Ahead { steps, capacity, sampled, running: Vec::new() });
+        }
+        let Some(ahead) = &mut self.ahead else { return Ok(false) };
+        let mut rows: Vec<_> = self.rows.iter_mut().map(|row| row.session.step_row(row.sampler.options())).collect();
+        ahead.steps.begin(&mut rows)?;
+        drop(rows);
+        ahead.running = self.rows.iter().map(|row| row.id).collect();
+        Ok(true)
     }
 
     /// Gives every row its id of a step, and lets those that are done go.

@@ -284,15 +284,17 @@ impl<M: LanguageModel> Session<M> {
         next_pending(&self.ids, &mut self.cache, rows)
     }
 
-    /// What a step of a batch takes of it, where only its last id is not computed and positions are left.
-    pub(crate) fn step_row<'a>(&'a mut self, options: &'a SamplerOptions) -> Option<StepRow<'a, M::Cache>> {
+    /// Whether a device's step can come next: only the last id is not computed, the logits after it are not known, and a
+    /// position is left.
+    pub(crate) fn awaits_step(&self) -> bool {
+        self.logits_at != self.ids.len() && self.cache.positions() + 1 >= self.ids.len() && !self.is_full()
+    }
+
+    /// What a step of a batch takes of a session that awaits one.
+    pub(crate) fn step_row<'a>(&'a mut self, options: &'a SamplerOptions) -> StepRow<'a, M::Cache> {
         self.stop_steps();
-        let computed = self.ids.len().checked_sub(1)?;
-        if self.cache.positions() < computed || self.is_full() {
-            return None;
-        }
-        self.cache.truncate(computed);
-        Some(StepRow { ids: &self.ids, cache: &mut self.cache, options })
+        self.cache.truncate(self.ids.len().saturating_sub(1));
+        StepRow { ids: &self.ids, cache: &mut self.cache, options }
     }
 
     /// The cache for one more step of a batch; `None` where it has no position left.
@@ -308,6 +310,12 @@ impl<M: LanguageModel> Session<M> {
     /// Counts positions past the ids no more: steps of a batch have run ahead.
     pub(crate) fn forget_ahead(&mut self) {
         self.cache.truncate(self.ids.len());
+    }
+
+    /// Counts no position that a step may have left half-written: the last id's and those past it.
+    pub(crate) fn forget_failed_steps(&mut self) {
+        self.stop_steps();
+        self.cache.truncate(self.ids.len().saturating_sub(1));
     }
 
     /// Samples from logits computed elsewhere, or from this session's own, and appends the id.
@@ -329,45 +337,55 @@ impl<M: LanguageModel> Session<M> {
         if self.ids.is_empty() { Err(Error::EmptySession) } else { Ok(()) }
     }
 
-    /// The next id where the device makes steps by itself and only the last id is not computed.
+    /// The next id where the device makes steps by itself; `None` where it is the host's to choose.
     fn step_ahead(&mut self, options: &SamplerOptions) -> Result<Option<u32>> {
-        let sampled = !options.is_argmax();
-        let Self { engine, context, ids, cache, logits_at, ahead, .. } = self;
-        let is_running =
-            |ahead: &Ahead<M::Cache>| matches!(ahead, Ahead::Captured { running: Some(by), .. } if by == options);
-        if !is_running(ahead) {
-            if ids.is_empty() || *logits_at == ids.len() || cache.positions() + 1 < ids.len() {
-                return Ok(None);
-            }
-            let fits = match ahead {
-                Ahead::None => return Ok(None),
-                Ahead::Unknown => false,
-                // Sampling steps take the largest logit too, but captured ones for that alone are shorter.
-                Ahead::Captured { sampled: captured, .. } => *captured == sampled,
-            };
-            if !fits {
-                *ahead = match engine.model.steps(&engine.device, 1, sampled)? {
-                    Some(steps) => Ahead::Captured { steps, sampled, running: None },
-                    None => Ahead::None,
-                };
-            }
-            let Ahead::Captured { steps, running, .. } = ahead else { return Ok(None) };
-            cache.truncate(ids.len() - 1);
-            steps.begin(&mut [StepRow { ids: &ids[..], cache: &mut *cache, options }])?;
-            *running = Some(options.clone());
+        let chosen = self.next_ahead(options);
+        match &chosen {
+            Ok(Some(_)) => {}
+            // The way over the host says what is wrong with logits that none could be chosen of.
+            Ok(None) => self.stop_steps(),
+            Err(_) => self.forget_failed_steps(),
         }
-        let Ahead::Captured { steps, running, .. } = ahead else { return Ok(None) };
+        chosen
+    }
+
+    fn next_ahead(&mut self, options: &SamplerOptions) -> Result<Option<u32>> {
+        let is_running = matches!(&self.ahead, Ahead::Captured { running: Some(by), .. } if by == options);
+        if !is_running && !self.begin_steps(options)? {
+            return Ok(None);
+        }
+        let Self { context, cache, ahead: Ahead::Captured { steps, .. }, .. } = self else { return Ok(None) };
         while steps.in_flight() < AHEAD && cache.positions() < *context {
             steps.launch(&mut [&mut *cache])?;
         }
-        let id = if steps.in_flight() == 0 { NO_ID } else { steps.next()?[0] };
-        if id == NO_ID {
-            // The way over the host says what is wrong with the logits.
-            *running = None;
-            cache.truncate(ids.len());
+        if steps.in_flight() == 0 {
             return Ok(None);
         }
-        Ok(Some(id))
+        Ok(steps.next()?.first().copied().filter(|&id| id != NO_ID))
+    }
+
+    /// Lets the device start from the last id; false where it makes no steps, or cannot go on from what is computed.
+    fn begin_steps(&mut self, options: &SamplerOptions) -> Result<bool> {
+        self.stop_steps();
+        if !self.awaits_step() || matches!(self.ahead, Ahead::None) {
+            return Ok(false);
+        }
+        let sampled = !options.is_argmax();
+        // Sampling steps take the largest logit too, but captured ones for that alone are shorter.
+        let fits = matches!(&self.ahead, Ahead::Captured { sampled: captured, .. } if *captured == sampled);
+        if !fits {
+            // The old ones' memory first.
+            self.ahead = Ahead::Unknown;
+            self.ahead = match self.engine.model.steps(&self.engine.device, 1, sampled)? {
+                Some(steps) => Ahead::Captured { steps, sampled, running: None },
+                None => Ahead::None,
+            };
+        }
+        let Self { ids, cache, ahead: Ahead::Captured { steps, running, .. }, .. } = self else { return Ok(false) };
+        cache.truncate(ids.len() - 1);
+        steps.begin(&mut [StepRow { ids: &ids[..], cache, options }])?;
+        *running = Some(options.clone());
+        Ok(true)
     }
 
     /// Counts steps in flight no more: what they write lies past the ids.

@@ -2,15 +2,18 @@
 
 #![allow(dead_code)] // each test file takes what it needs
 
+mod steps;
+
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
 };
 
 use ironloom_core::Philox;
-use ironloom_decode::{Cache, LanguageModel, Sampler, SamplerOptions, Session, SessionOptions, Span};
+use ironloom_decode::{Cache, LanguageModel, Result, Sampler, SamplerOptions, Session, SessionOptions, Span, Steps};
 use ironloom_lm::text::{AddBos, Specials, Tokenizer, TrainOptions, train_bpe};
 use ironloom_tensor::Device;
+pub(crate) use steps::{Call, DeviceLog};
 
 /// The ids of [`tokenizer`]: one special token and 256 bytes.
 pub(crate) const VOCABULARY: usize = 257;
@@ -28,6 +31,8 @@ pub(crate) struct ScriptedModel {
     pub(crate) poisonous: Option<u32>,
     /// The rows of each span of each pass.
     pub(crate) passes: Mutex<Vec<Vec<usize>>>,
+    /// A pretended device that makes steps ahead, where there is one.
+    pub(crate) device: Option<Arc<Mutex<DeviceLog>>>,
 }
 
 /// The ids that went through the model.
@@ -66,7 +71,7 @@ impl LanguageModel for ScriptedModel {
         ids: &[u32],
         spans: &mut [Span<'_, ScriptedCache>],
         logits: &mut Vec<f32>,
-    ) -> Result<(), Failed> {
+    ) -> std::result::Result<(), Failed> {
         let number = {
             let mut passes = self.passes.lock().unwrap();
             passes.push(spans.iter().map(|span| span.rows).collect());
@@ -87,6 +92,10 @@ impl LanguageModel for ScriptedModel {
         }
         if fails { Err(Failed(number)) } else { Ok(()) }
     }
+    fn steps(&self, _: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<ScriptedCache>>>> {
+        let Some(log) = &self.device else { return Ok(None) };
+        Ok(Some(Box::new(steps::ScriptedSteps::capture(self.rule(), log.clone(), rows, sampled)?)))
+    }
 }
 
 impl ScriptedModel {
@@ -98,6 +107,22 @@ impl ScriptedModel {
     /// A model that answers `answer` to `prompt`, by greedy sampling, then the end token.
     pub(crate) fn answering(prompt: &[u32], answer: &[u32], context: usize) -> Arc<Self> {
         Arc::new(Self { context, script: Some([prompt, answer].concat()), ..Self::default() })
+    }
+
+    /// The same model without its notes and its device.
+    fn rule(&self) -> Self {
+        let (context, script, poisonous) = (self.context, self.script.clone(), self.poisonous);
+        Self { context, script, poisonous, ..Self::default() }
+    }
+
+    /// The same model, with a device that makes steps ahead.
+    pub(crate) fn on_device(&self) -> Arc<Self> {
+        Arc::new(Self { device: Some(Arc::default()), ..self.rule() })
+    }
+
+    /// What its device was asked for.
+    pub(crate) fn log(&self) -> std::sync::MutexGuard<'_, DeviceLog> {
+        self.device.as_ref().expect("the model has a device").lock().unwrap()
     }
 
     pub(crate) fn logits_after(&self, ids: &[u32]) -> Vec<f32> {
