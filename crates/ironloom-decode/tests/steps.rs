@@ -10,7 +10,7 @@ use ironloom_decode::{
 };
 use ironloom_tensor::Device;
 use proptest::prelude::*;
-use scripted::{Call, ScriptedModel, alone, bytes_of, sampler, tokenizer};
+use scripted::{ScriptedModel, alone, bytes_of, sampler, steps::Call, tokenizer};
 
 type Scripted = Arc<ScriptedModel>;
 

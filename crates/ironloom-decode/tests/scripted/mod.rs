@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test file takes what it needs
 
-mod steps;
+pub(crate) mod steps;
 
 use std::{
     collections::HashSet,
@@ -13,7 +13,7 @@ use ironloom_core::Philox;
 use ironloom_decode::{Cache, LanguageModel, Result, Sampler, SamplerOptions, Session, SessionOptions, Span, Steps};
 use ironloom_lm::text::{AddBos, Specials, Tokenizer, TrainOptions, train_bpe};
 use ironloom_tensor::Device;
-pub(crate) use steps::{Call, DeviceLog};
+use steps::DeviceLog;
 
 /// The ids of [`tokenizer`]: one special token and 256 bytes.
 pub(crate) const VOCABULARY: usize = 257;
