@@ -76,7 +76,7 @@ const OPERATIONS: &str = "TFLOP/s";
 
 /// Every benchmark of a card, the probes first; those of one model side by side.
 pub(super) const ALL: [Benchmark; 27] = [
-    on_card(BANDWIDTH, "copying 1 GiB again and again, bytes read and written", BYTES, Task::Copy),
+    on_card(BANDWIDTH, "1 GiB read and written again and again, both counted", BYTES, Task::Copy),
     on_card(PEAK, "the bfloat16 product of two matrices of 8192 by 8192", OPERATIONS, Task::Peak),
     on_card("gemv-bf16", "one row's products of the 3B shape, bfloat16", BYTES, Task::Gemv(TileFormat::Bf16)),
     on_card("gemv-int8", "the same, int8 rows", BYTES, Task::Gemv(TileFormat::Int8)),
@@ -128,13 +128,13 @@ const fn on_card(name: &'static str, about: &'static str, unit: &'static str, ta
     Benchmark::on_card(name, about, unit, task)
 }
 
-/// GB/s of copying memory, each byte read and written.
+/// GB/s of reading and writing every number of 1 GiB. (The driver's own copies reach 2.7 TB/s where kernels reach over 4.)
 fn copy(card: &Card) -> Result<Measurement> {
     const BYTES: usize = 1 << 30;
     const LAUNCHES: usize = 4;
-    let (from, to) = (card.noise(BYTES)?, card.gpu.allocate_lasting(BYTES, "a copy")?);
+    let data = card.noise(BYTES)?;
     card.measure(Work::Unbounded, json!({"bytes": BYTES}), || {
-        let seconds = card.seconds_of(LAUNCHES, |_| Ok(card.gpu.copy(to.slice(), from.slice())?))?;
-        Ok(2.0 * BYTES as f64 / seconds / 1e9)
+        let launch = |_| Ok(ironloom_kernels::scale(&card.gpu, data.slice(), 1.0, BYTES / 4)?);
+        Ok(2.0 * BYTES as f64 / card.seconds_of(LAUNCHES, launch)? / 1e9)
     })
 }

@@ -86,9 +86,10 @@ fn seconds_of_few(card: &Card, rows: usize, length: usize, reach: usize) -> Resu
     let table = gpu.upload(&bytes(&table), "attention")?;
     let positions: Vec<u8> = (0..rows).flat_map(|_| (length as i32 - 1).to_le_bytes()).collect();
     let positions = gpu.upload(&positions, "attention")?;
-    let queries: Vec<u8> =
-        (0..rows * HEADS * WIDTH).flat_map(|i| ((i % 13) as f32 / 13.0 - 0.5).to_le_bytes()).collect();
-    let queries = gpu.upload(&queries, "attention")?;
+    let numbers =
+        |count: usize| -> Vec<u8> { (0..count).flat_map(|i| ((i % 13) as f32 / 13.0 - 0.5).to_le_bytes()).collect() };
+    let qkv = gpu.upload(&numbers(rows * (HEADS + 2 * KV_HEADS) * WIDTH), "attention")?;
+    let phases = gpu.upload(&numbers(rows * WIDTH), "attention")?;
     let out = gpu.allocate_lasting(4 * rows * HEADS * WIDTH, "attention")?;
     let shape =
         FewShape { rows, max_positions: reach, heads: HEADS, kv_heads: KV_HEADS, head_width: WIDTH, window: None };
@@ -98,7 +99,12 @@ fn seconds_of_few(card: &Card, rows: usize, length: usize, reach: usize) -> Resu
     gpu.clear(tickets.slice())?;
     card.seconds_of(histories.max(LAUNCHES), |launch| {
         let call = AttentionFew {
-            queries: queries.slice(),
+            qkv: qkv.slice(),
+            q_norm: None,
+            k_norm: None,
+            epsilon: 1e-6,
+            phases: phases.slice(),
+            half: WIDTH / 2,
             kv_table: table.part(launch % histories * rows * 16, rows * 16)?,
             positions: positions.slice(),
             out: out.slice(),

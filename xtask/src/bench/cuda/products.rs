@@ -110,10 +110,12 @@ fn few_rows(card: &Card, shape: &Shape, format: TileFormat, n: usize) -> Result<
             column += if shape.is_gated() { 0 } else { rows };
         }
         let factor = (!adds).then_some(factor);
-        let then = match shape.name {
-            _ if adds => Then::Add(Some(next)),
-            _ if shape.is_gated() => Then::Gated(Activation::Silu),
-            _ => Then::Store,
+        let then = if adds {
+            Then::Add(Some(next))
+        } else if shape.is_gated() {
+            Then::Gated(Activation::Silu)
+        } else {
+            Then::Store
         };
         let (x, out, cols) = (x.slice(), out.slice(), shape.cols);
         Ok(linear(&card.gpu, &Linear { x, n, cols, format, matrices: &matrices, factor, then, out, width })?)
