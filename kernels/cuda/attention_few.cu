@@ -4,26 +4,36 @@
 //
 //   out[h] = sum_s softmax_s(scale q[h] . k_s[h / group]) v_s[h / group]      s in max(0, p - window + 1) ..= p
 //
-// qkv [rows, (heads + 2 kv_heads) * width] in single precision, keys and values bfloat16 and position-major, out in SPLIT
-// form. A block takes a chunk of one row's history and a kv head, and serves up to 8 query heads of it, so keys and values
-// are read once. How chunks are cut and merged, and which rows may share a sequence: attention/split_history.cuh.
+// qkv [rows, (heads + 2 kv_heads) * width] in single precision, keys and values bfloat16 and position-major, out in
+// SPLIT form. A block takes a chunk of one row's history and a kv head, and serves up to 8 query heads of it, so keys
+// and values are read once. How chunks are cut and merged, and which rows may share a sequence:
+// attention/split_history.cuh.
 //
 // Tensor cores do the sums, as with 8 query heads there are 2,048 multiplications for each 512 bytes. Queries and
 // probabilities are taken as two bfloat16 parts (16 bits of mantissa), keys and values are bfloat16 as they are, so
 // products are exact and sums are in single precision: the error is that of the SPLIT form of the output.
 //
 // A warp takes tiles of 16 positions. Each lane copies to shared memory what it needs itself, and reads it from there
-// alone, without a barrier or a bank conflict: a product's inner index may be permuted at will, so a lane takes 16 bytes of
-// a key row as the pairs of two steps (scores: 16 positions by 8 heads), and of four value rows as the rows of four tiles
-// (sums: 16 elements by 8 heads), where byte permutes bring two positions side by side. The next tile's keys are asked for
-// when the scores are taken, its values when the sums are. A key of this pass is made by the lanes that would have copied
-// it, and the block of the row's last chunk also writes it to the cache.
+// alone, without a barrier or a bank conflict: a product's inner index may be permuted at will, so a lane takes 16
+// bytes of a key row as the pairs of two steps (scores: 16 positions by 8 heads), and of four value rows as the rows of
+// four tiles (sums: 16 elements by 8 heads), where byte permutes bring two positions side by side. The next tile's keys
+// are asked for when the scores are taken, its values when the sums are. A key of this pass is made by the warp that
+// would have copied it, and the block of the row's last chunk also writes it to the cache.
 //
-// Bound: bytes of keys and values for many rows and long histories: 64 KiB a block are on their way, two or three blocks a
-// multiprocessor. For one row of some hundred positions, latency. The chain, in cycles, of a row with 640 positions (80 a
-// block, all copies in flight at once; projections, norms and phases meanwhile):
-//   position and addresses 300 -> keys from memory 900 -> scores 8 products deep, 250 -> softmax 200 -> sums 250 ->
-//   warps to block 250 -> cluster barrier, merge 500 -> output and end 400: 3,000 in all, 1.7 us.
+// Bound: bytes of keys and values for many rows and long histories: 64 KiB a block are on their way, two blocks a
+// multiprocessor. For one row of some hundred positions, latency. The chain, in cycles, of a row with 640 positions (80
+// a block: all copies in flight at once; projections, norms and phases meanwhile):
+//   which heads: before the kernel before has ended
+//   position and addresses, which rows are of the sequence  400
+//   keys from memory                                        900
+//   scores, 4 chains of 4 products                          250   values have come meanwhile
+//   softmax                                                 250
+//   sums, 8 tiles of 2 products                             250
+//   warps to block, by shared memory                        300
+//   blocks to row, by the cluster                           400   a ticket in global memory: 2,000
+//   output and end                                          400
+// 3,200 in all: 1.8 us, and what a launch costs. Instructions count as much as loads, as a warp issues one in three or
+// so cycles: on this path are no divisions of positions, and code that one row never needs is out of line.
 #include "attention/few_any_width.cuh"
 #include "attention/split_history.cuh"
 #include "attention/turn.cuh"
@@ -51,14 +61,10 @@ __device__ __forceinline__ SplitPair split_pair(float a, float b) {
     return {pack(first.high, second.high), pack(first.low, second.low)};
 }
 
-__device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) {
-    return make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-}
-
-// Keys and values of a tile, each piece with the lane 4 g + t that needs it. Keys: positions g and g + 8, elements 32 s +
-// 8 t .. + 8. Values: positions 2t, 2t + 1, 2t + 8, 2t + 9; of 64 elements, a lane's are 8 g .. 8 g + 8; where 32 are left,
-// 4 g .. 4 g + 4. Of the 4 (2) tiles of sums that 64 (32) elements make, row g of tile i is the lane's element 2 i, row
-// g + 8 its element 2 i + 1.
+// Keys and values of a tile, each piece with the lane 4 g + t that needs it. Keys: positions g and g + 8, elements 32 s
+// + 8 t .. + 8. Values: positions 2t, 2t + 1, 2t + 8, 2t + 9; of 64 elements, a lane's are 8 g .. 8 g + 8; where 32 are
+// left, 4 g .. 4 g + 4. Of the 4 (2) tiles of sums that 64 (32) elements make, row g of tile i is the lane's element 2
+// i, row g + 8 its element 2 i + 1.
 template <int WIDTH> struct Tile {
     static constexpr int SEGMENTS = WIDTH / 32, WIDE = WIDTH / 64, TAIL = WIDTH % 64 / 32;
     uint4 keys[2][SEGMENTS][WARP];
@@ -67,81 +73,83 @@ template <int WIDTH> struct Tile {
 
     static __device__ __forceinline__ int key_position(int i) { return threadIdx.x % WARP / 4 + 8 * i; }
     static __device__ __forceinline__ int value_position(int i) { return threadIdx.x % 4 * 2 + i % 2 + 8 * (i / 2); }
-    __device__ __forceinline__ uint2 &tail(int i) {
-        return reinterpret_cast<uint2 *>(this + 1)[i * WARP + threadIdx.x % WARP];
+    __device__ __forceinline__ uint2 &tail(int i, int lane) {
+        return reinterpret_cast<uint2 *>(this + 1)[i * WARP + lane];
     }
 
-    // Starts the copies of the positions from `tile` on that are before `first_new`; zeros for those from `end` on.
+    // Starts the copies of the positions from `tile` on that are before `first_new`; zeros, and no read, for those from
+    // `end` on.
     __device__ __forceinline__ void copy_keys(const bf16 *from, size_t stride, int tile, int end, int first_new) {
         const int lane = threadIdx.x % WARP;
+        const bf16 *row = from + size_t(tile + key_position(0)) * stride + lane % 4 * 8;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int position = tile + key_position(i);
-            if (position >= first_new && position < end) continue;
-            const bf16 *row = from + size_t(min(position, end - 1)) * stride + lane % 4 * 8;
+            const bool old = position < end;
+            if (!old || position < first_new) {
 #pragma unroll
-            for (int s = 0; s < SEGMENTS; s++) copy_async(&keys[i][s][lane], row + 32 * s, position < end);
+                for (int s = 0; s < SEGMENTS; s++) copy_async(&keys[i][s][lane], row + 32 * s, old);
+            }
+            row += 8 * stride;
         }
     }
 
     __device__ __forceinline__ void copy_values(const bf16 *from, size_t stride, int tile, int end, int first_new) {
         const int lane = threadIdx.x % WARP, g = lane / 4;
+        const bf16 *first = from + size_t(tile + value_position(0)) * stride;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int position = tile + value_position(i);
-            if (position >= first_new && position < end) continue;
-            const bf16 *row = from + size_t(min(position, end - 1)) * stride;
+            const bf16 *row = first + (i % 2 + 8 * (i / 2)) * stride;
+            const bool old = position < end;
+            if (old && position >= first_new) continue;
 #pragma unroll
-            for (int j = 0; j < WIDE; j++) copy_async(&wide[i][j][lane], row + 64 * j + 8 * g, position < end);
-            if constexpr (TAIL > 0) copy_eight_bytes(&tail(i), row + 64 * WIDE + 4 * g, position < end);
+            for (int j = 0; j < WIDE; j++) copy_async(&wide[i][j][lane], row + 64 * j + 8 * g, old);
+            if constexpr (TAIL > 0) copy_eight_bytes(&tail(i, lane), row + 64 * WIDE + 4 * g, old);
         }
     }
 
-    // Makes the keys and values of positions `first_new` .. `end`, and appends those of the row's own position.
+    // Makes the keys and values of positions `first_new` .. `end`, and appends those of the row's own position. The
+    // warp takes a position at a time, whose pieces belong to several lanes.
     __device__ __forceinline__ void make_new(const Call &call, const Job &job, int tile, int end) {
-        const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        using Head = WarpHead<WIDTH>;
         const size_t stride = size_t(call.kv_heads) * WIDTH;
+        const int stop = min(tile + TILE, end);
+        __syncwarp();
 #pragma unroll 1
-        for (int i = 0; i < 2; i++) {
-            const int position = tile + key_position(i);
-            const bool is_new = position >= job.first_new && position < end;
-            const float *head = projection(call, job, position, call.heads + job.kv_head, WIDTH);
-            const float factor = call.k_norm != nullptr ? norm_factor<WIDTH>(head, call.epsilon, is_new) : 1.0f;
-            if (!is_new) continue;
-#pragma unroll 2
-            for (int s = 0; s < SEGMENTS; s++) {
-                Piece piece;
-                float turned[8];
-                piece.load(head, row_phases(call, job, position), call.half, 32 * s + 8 * t);
-                piece.turn(call.k_norm, factor, turned);
-                const uint4 rounded = pack_eight(turned);
-                keys[i][s][lane] = rounded;
-                if (job.appends && position == job.position) {
-                    *reinterpret_cast<uint4 *>(job.keys + position * stride + 32 * s + 8 * t) = rounded;
+        for (int position = max(tile, job.first_new); position < stop; position++) {
+            const float *key = projection(call, job, position, call.heads + job.kv_head, WIDTH);
+            const float *value = key + size_t(call.kv_heads) * WIDTH;
+            Head head;
+            head.load(key, call.k_norm, row_phases(call, job, position), call.half);
+            float4 v[Head::QUADS], k[Head::QUADS];
+#pragma unroll
+            for (int q = 0; q < Head::QUADS; q++) {
+                if (Head::element(q) < WIDTH) v[q] = Head::four(value + Head::element(q));
+            }
+            head.turn(call.k_norm, call.epsilon, k);
+            const bool appends = job.appends && position == job.position;
+            const int place = position - tile, t = place % 8 / 2, i = place % 2 + place / 8 * 2;
+#pragma unroll
+            for (int q = 0; q < Head::QUADS; q++) {
+                const int e = Head::element(q);
+                if (e >= WIDTH) continue;
+                const uint2 key_bits = make_uint2(pack(k[q].x, k[q].y), pack(k[q].z, k[q].w));
+                const uint2 value_bits = make_uint2(pack(v[q].x, v[q].y), pack(v[q].z, v[q].w));
+                uint4 *piece = &keys[place / 8][e / 32][place % 8 * 4 + e % 32 / 8];
+                reinterpret_cast<uint2 *>(piece)[e / 4 % 2] = key_bits;
+                if (TAIL > 0 && e >= 64 * WIDE) {
+                    tail(i, e % 64 / 4 * 4 + t) = value_bits;
+                } else {
+                    reinterpret_cast<uint2 *>(&wide[i][e / 64][e % 64 / 8 * 4 + t])[e / 4 % 2] = value_bits;
+                }
+                if (appends) {
+                    *reinterpret_cast<uint2 *>(job.keys + position * stride + e) = key_bits;
+                    *reinterpret_cast<uint2 *>(job.values + position * stride + e) = value_bits;
                 }
             }
         }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int position = tile + value_position(i);
-            if (position < job.first_new || position >= end) continue;
-            const bool appends = job.appends && position == job.position;
-            const float *head = projection(call, job, position, call.heads + call.kv_heads + job.kv_head, WIDTH);
-            bf16 *cache = job.values + position * stride;
-#pragma unroll
-            for (int j = 0; j < WIDE; j++) {
-                float x[8];
-                load_eight(head + 64 * j + 8 * g, x);
-                wide[i][j][lane] = pack_eight(x);
-                if (appends) *reinterpret_cast<uint4 *>(cache + 64 * j + 8 * g) = pack_eight(x);
-            }
-            if constexpr (TAIL > 0) {
-                const float4 x = *reinterpret_cast<const float4 *>(head + 64 * WIDE + 4 * g);
-                const uint2 rounded = make_uint2(pack(x.x, x.y), pack(x.z, x.w));
-                tail(i) = rounded;
-                if (appends) *reinterpret_cast<uint2 *>(cache + 64 * WIDE + 4 * g) = rounded;
-            }
-        }
+        __syncwarp();
     }
 
     // sums += values^T p for all tiles of elements; p is in two parts, for positions below 8 and from 8 on.
@@ -163,7 +171,7 @@ template <int WIDTH> struct Tile {
             add(sums[4 * j + 3], a.w, b.w, c.w, d.w);
         }
         if constexpr (TAIL > 0) {
-            const uint2 a = tail(0), b = tail(1), c = tail(2), d = tail(3);
+            const uint2 a = tail(0, lane), b = tail(1, lane), c = tail(2, lane), d = tail(3, lane);
             add(sums[4 * WIDE], a.x, b.x, c.x, d.x);
             add(sums[4 * WIDE + 1], a.y, b.y, c.y, d.y);
         }
@@ -193,48 +201,47 @@ template <int WIDTH> struct Shared {
     bool last;
 };
 
-// The queries of a block, in the order of the keys' elements: lane 4 g + t has head g. A warp takes some segments of 32
-// elements of all heads.
+// The queries of a block, in the order of the keys' elements: lane 4 g + t has head g. A warp makes a head at a time.
 template <int WIDTH> struct Queries {
-    static constexpr int WARPS = Shared<WIDTH>::WARPS, SEGMENTS = WIDTH / 32, MINE = (SEGMENTS + WARPS - 1) / WARPS;
-    Piece pieces[MINE];
-    const float *head;
-    bool active;
+    using Head = WarpHead<WIDTH>;
+    static constexpr int WARPS = Shared<WIDTH>::WARPS, MINE = HEADS / WARPS;
+    Head heads[MINE];
 
     __device__ __forceinline__ void load(const Call &call, const Job &job) {
-        const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-        active = g < job.group;
-        head = call.qkv + (int64_t(job.row) * (call.heads + 2 * call.kv_heads) + job.first_head + g) * WIDTH;
-        const float *phases = call.phases + int64_t(job.row) * 2 * call.half;
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
-            const int s = warp + i * WARPS;
-            if (active && s < SEGMENTS) pieces[i].load(head, phases, call.half, 32 * s + 8 * t);
+            const int head = threadIdx.x / WARP + i * WARPS;
+            if (head >= job.group) continue;
+            heads[i].load(projection(call, job, job.position, job.first_head + head, WIDTH), call.q_norm,
+                          row_phases(call, job, job.position), call.half);
         }
     }
 
-    __device__ __forceinline__ void store(const Call &call, Shared<WIDTH> &shared) {
-        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        if (warp >= SEGMENTS) return;
-        const float factor = call.q_norm != nullptr ? norm_factor<WIDTH>(head, call.epsilon, active) : 1.0f;
+    __device__ __forceinline__ void store(const Call &call, const Job &job, Shared<WIDTH> &shared) {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
-            const int s = warp + i * WARPS;
-            if (s >= SEGMENTS) break;
-            float q[8] = {};
-            if (active) pieces[i].turn(call.q_norm, factor, q);
-            SplitPair pairs[4];
+            const int head = threadIdx.x / WARP + i * WARPS;
+            float4 turned[Head::QUADS] = {};
+            if (head < job.group) heads[i].turn(call.q_norm, call.epsilon, turned);
 #pragma unroll
-            for (int j = 0; j < 4; j++) pairs[j] = split_pair(q[2 * j] * call.scale, q[2 * j + 1] * call.scale);
-            shared.queries[0][s][lane] = make_uint4(pairs[0].high, pairs[1].high, pairs[2].high, pairs[3].high);
-            shared.queries[1][s][lane] = make_uint4(pairs[0].low, pairs[1].low, pairs[2].low, pairs[3].low);
+            for (int q = 0; q < Head::QUADS; q++) {
+                const int e = Head::element(q);
+                if (e >= WIDTH) continue;
+                const SplitPair first = split_pair(turned[q].x * call.scale, turned[q].y * call.scale);
+                const SplitPair second = split_pair(turned[q].z * call.scale, turned[q].w * call.scale);
+                const int lane = 4 * head + e % 32 / 8, place = e / 4 % 2;
+                uint4 *high = &shared.queries[0][e / 32][lane], *low = &shared.queries[1][e / 32][lane];
+                reinterpret_cast<uint2 *>(high)[place] = make_uint2(first.high, second.high);
+                reinterpret_cast<uint2 *>(low)[place] = make_uint2(first.low, second.low);
+            }
         }
     }
 };
 
 // Starts the copies of each warp's first tile of a chunk, positions begin .. end.
 template <int WIDTH>
-__device__ __forceinline__ void start_chunk(const Call &call, const Job &job, int begin, int end, Shared<WIDTH> &shared) {
+__device__ __forceinline__ void start_chunk(const Call &call, const Job &job, int begin, int end,
+                                            Shared<WIDTH> &shared) {
     const size_t stride = size_t(call.kv_heads) * WIDTH;
     Tile<WIDTH> &slots = shared.warps[threadIdx.x / WARP].tile;
     const int tile = begin + threadIdx.x / WARP * TILE;
@@ -244,10 +251,11 @@ __device__ __forceinline__ void start_chunk(const Call &call, const Job &job, in
     commit_copies();
 }
 
-// The chunk: its warps' sums, relative to the block's greatest scores, and the block's maxima and denominators are left in
-// shared memory.
+// The chunk: its warps' sums, relative to the block's greatest scores, and the block's maxima and denominators are left
+// in shared memory.
 template <int WIDTH>
-__device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, int begin, int end, Shared<WIDTH> &shared) {
+__device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, int begin, int end,
+                                             Shared<WIDTH> &shared) {
     constexpr int WARPS = Shared<WIDTH>::WARPS, STEP = WARPS * TILE, TILES = WIDTH / 16;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const size_t stride = size_t(call.kv_heads) * WIDTH;
@@ -344,7 +352,8 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
         for (int w = 1; w < WARPS; w++) greatest = fmaxf(greatest, shared.maximum[w][threadIdx.x]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            total = fmaf(shared.denominator[w][threadIdx.x], exp2_hardware(shared.maximum[w][threadIdx.x] - greatest), total);
+            const float factor = exp2_hardware(shared.maximum[w][threadIdx.x] - greatest);
+            total = fmaf(shared.denominator[w][threadIdx.x], factor, total);
         }
         shared.heads.maximum[threadIdx.x] = greatest;
         shared.heads.denominator[threadIdx.x] = total;
@@ -356,39 +365,50 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     constexpr int THREADS = Shared<WIDTH>::WARPS * WARP;
     extern __shared__ __align__(16) unsigned char arena[];
     Shared<WIDTH> &shared = *reinterpret_cast<Shared<WIDTH> *>(arena);
+    // Sums of the block: one of [group, width], and four of a head.
     const auto block_sum = [&](int element) {
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < Shared<WIDTH>::WARPS; w++) sum += shared.warps[w].sums[element / WIDTH][element % WIDTH];
         return sum;
     };
+    const auto block_sums = [&](int head, int element) {
+        float4 sum = {};
+#pragma unroll
+        for (int w = 0; w < Shared<WIDTH>::WARPS; w++) {
+            const float2 *from = reinterpret_cast<const float2 *>(&shared.warps[w].sums[head][element]);
+            sum.x += from[0].x, sum.y += from[0].y, sum.z += from[1].x, sum.w += from[1].y;
+        }
+        return sum;
+    };
     Job job;
     find_heads(call, job);
-    {
+    if (CLUSTERS && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
+    wait_for_previous_kernel();
+    if (!find_history(call, job, WIDTH)) return;
+    const bool in_cluster = CLUSTERS && !job.one_chunk();
+    if (in_cluster) arrive_ready();
+    if (job.has_chunk(blockIdx.z)) {
+        // Asked for before the chunk, whose many copies would delay them; idle blocks ask for nothing.
         Queries<WIDTH> queries;
         queries.load(call, job);
-        if (!find_history(call, job, WIDTH)) return;
-        if (job.rank < job.leaf_chunks(blockIdx.z)) {
-            start_chunk(call, job, job.begin(blockIdx.z), job.end(blockIdx.z), shared);
-            queries.store(call, shared);
-            __syncthreads();
-        }
+        start_chunk(call, job, job.begin(blockIdx.z), job.end(blockIdx.z), shared);
+        queries.store(call, job, shared);
+        __syncthreads();
     }
-    const bool in_cluster = CLUSTERS && job.chunks > 1;
-    for (int leaf = blockIdx.z, next; leaf < job.leaves; leaf = next) {
-        const bool has_chunk = job.rank < job.leaf_chunks(leaf);
-        // What this block receives is free to be written: the leaf before is done.
-        if (in_cluster) arrive_at_cluster_barrier();
-        if (has_chunk) attend_chunk(call, job, job.begin(leaf), job.end(leaf), shared);
+    for (int leaf = blockIdx.z, time = 0;; time++) {
+        if (job.has_chunk(leaf)) attend_chunk(call, job, job.begin(leaf), job.end(leaf), shared);
         if (in_cluster) {
-            finish_in_cluster<THREADS>(call, job, leaf, has_chunk, block_sum, shared.heads, shared.received, shared.last);
-        } else if (has_chunk) {
-            finish_by_tickets<THREADS>(call, job, leaf, block_sum, shared.heads, WIDTH, shared.last);
+            finish_in_cluster<THREADS>(call, job, leaf, time, block_sums, shared.heads, shared.received, shared.last);
+        } else if (job.has_chunk(leaf)) {
+            finish_by_tickets<THREADS, CLUSTERS>(call, job, leaf, block_sum, shared.heads, WIDTH, shared.last);
         }
-        next = leaf + gridDim.z;
-        if (next < job.leaves && job.rank < job.leaf_chunks(next)) {
+        leaf += gridDim.z;
+        if (!job.has_leaf(leaf)) return;
+        if (in_cluster) arrive_ready();
+        if (job.has_chunk(leaf)) {
             __syncthreads();
-            start_chunk(call, job, job.begin(next), job.end(next), shared);
+            start_chunk(call, job, job.begin(leaf), job.end(leaf), shared);
         }
     }
 }
@@ -396,12 +416,12 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
 #define PARAMETERS                                                                                                    \
     const float *qkv, const float *q_norm, const float *k_norm, const float *phases, const uint64_t *kv_table,        \
         const int *positions, bf16 *out, float *partials, unsigned *tickets, float epsilon, float scale, int half,    \
-        int window, int heads, int kv_heads, int width, int head_blocks, int most_chunks, int most_leaves
+        int window, int heads, int kv_heads, int group, int width, int head_blocks, int most_chunks, int most_leaves
 
 #define CALL                                                                                                          \
     Call {                                                                                                            \
         qkv, q_norm, k_norm, phases, kv_table, positions, out, partials, tickets, epsilon, scale, half, window, heads, \
-            kv_heads, width, head_blocks, most_chunks, most_leaves                                                    \
+            kv_heads, group, width, head_blocks, most_chunks, most_leaves                                             \
     }
 
 #define ATTENTION_FEW(WIDTH, SHARED_BYTES)                                                                            \
@@ -409,7 +429,6 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     extern "C" __global__ void CLUSTER_OF(LEAF) __launch_bounds__(Shared<WIDTH>::WARPS *WARP, 2)                      \
         attention_few_##WIDTH(PARAMETERS) {                                                                           \
         let_next_kernel_start();                                                                                      \
-        wait_for_previous_kernel();                                                                                   \
         attend<WIDTH>(CALL);                                                                                          \
     }
 
@@ -420,6 +439,5 @@ ATTENTION_FEW(256, 82 << 10)
 
 extern "C" __global__ void __launch_bounds__(ANY_WIDTH_THREADS) attention_few_any_width(PARAMETERS) {
     let_next_kernel_start();
-    wait_for_previous_kernel();
     attend_any_width(CALL);
 }

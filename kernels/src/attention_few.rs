@@ -1,9 +1,9 @@
 //! Attention of few rows, each over its own history, from the raw projections: the launcher of `cuda/attention_few.cu`.
 //!
 //! One launch norms and turns queries and keys, appends keys and values to the caches, and attends. A history is cut in
-//! chunks, one block each, whose results are merged in their order; the cut depends on the model's shape and the row's own
-//! length, so a row's bits are the same alone and among others. Positions and caches are read from tables on the device: a
-//! captured launch follows them while they grow, up to the `max_positions` it was captured for.
+//! chunks, one block each, whose results are merged in their order; the cut depends on the model's shape and the row's
+//! own length, so a row's bits are the same alone and among others. Positions and caches are read from tables on the
+//! device: a captured launch follows them while they grow, up to the `max_positions` it was captured for.
 
 use std::f32::consts::LOG2_E;
 
@@ -28,12 +28,12 @@ pub struct AttentionFew<'a> {
     pub phases: Slice<'a>,
     /// Pairs of a head that turn: elements `i` and `i + half` for `i < half`; the others stay.
     pub half: usize,
-    /// `[rows, 2]` addresses (u64): a row's keys and values, bfloat16, `[position, kv_heads, head_width]`, with room for its
-    /// position. Each address is a multiple of 16.
+    /// `[rows, 2]` addresses (u64): a row's keys and values, bfloat16, `[position, kv_heads, head_width]`, with room
+    /// for its position. Each address is a multiple of 16.
     pub kv_table: Slice<'a>,
-    /// `[rows]` positions (i32): the row's key and value are put there, and it sees them and all before. Negative: the row
-    /// is padding, and its output zero. Every position must be less than `max_positions`. Rows of one sequence stand
-    /// side by side, at consecutive positions.
+    /// `[rows]` positions (i32): the row's key and value are put there, and it sees them and all before. Negative: the
+    /// row is padding, and its output zero. Every position must be less than `max_positions`. Rows of one sequence
+    /// stand side by side, at consecutive positions.
     pub positions: Slice<'a>,
     /// `[rows, 2, heads * head_width]`, [`Form::Split`].
     pub out: Slice<'a>,
@@ -136,13 +136,13 @@ impl FewShape {
 }
 
 /// `out[h] = sum_s softmax_s(scale q[h] . k_s) v_s` for every row and head over `s` in `max(0, p - window + 1) ..= p`,
-/// `p` the row's position; head `h` reads kv head `h / (heads / kv_heads)`. Queries and keys are normed, where there are
-/// norms, and turned: `y[i] = x[i] cos_i - x[i + half] sin_i`, `y[i + half] = x[i + half] cos_i + x[i] sin_i`; the row's key
-/// and value are written to its cache.
+/// `p` the row's position; head `h` reads kv head `h / (heads / kv_heads)`. Queries and keys are normed, where there
+/// are norms, and turned: `y[i] = x[i] cos_i - x[i + half] sin_i`, `y[i + half] = x[i + half] cos_i + x[i] sin_i`; the
+/// row's key and value are written to its cache.
 ///
 /// # Errors
-/// A slice is too small, or numbers that are read 16 bytes at a time are not at a multiple of that, the shape does not fit
-/// together, a head is wider than 256, or the launch fails.
+/// A slice is too small, or numbers that are read 16 bytes at a time are not at a multiple of that, the shape does not
+/// fit together, a head is wider than 256, or the launch fails.
 pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
     let FewShape { rows, heads, kv_heads, head_width, window, .. } = call.shape;
     let half = call.half;
@@ -193,6 +193,7 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         .i32(window.and_then(|window| i32::try_from(window).ok()).unwrap_or(0))
         .i32(int(heads)?)
         .i32(int(kv_heads)?)
+        .i32(int(heads / kv_heads)?)
         .i32(int(head_width)?)
         .i32(int(plan.head_blocks)?)
         .i32(int(plan.most_chunks)?)

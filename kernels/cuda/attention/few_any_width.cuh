@@ -1,5 +1,5 @@
-// Attention of few rows for any width of a head up to MOST_WIDTH, and any number of turned pairs, on the plain arithmetic
-// units: a thread scores one position for half of the heads, then sums values for its own elements.
+// Attention of few rows for any width of a head up to MOST_WIDTH, and any number of turned pairs, on the plain
+// arithmetic units: a thread scores one position for half of the heads, then sums values for its own elements.
 #pragma once
 
 #include "split_history.cuh"
@@ -97,10 +97,10 @@ __device__ __forceinline__ void attend_chunk_any_width(const Call &call, const J
             float sum = sums[i] * shared.factor[head];
             for (int s = 0; s < count; s++) {
                 const int position = tile + s;
+                const int place = call.heads + call.kv_heads + job.kv_head;
                 const bf16 value = position < job.first_new
                                        ? job.values[size_t(position) * stride + column]
-                                       : __float2bfloat16_rn(projection(call, job, position, call.heads + call.kv_heads +
-                                                                        job.kv_head, width)[column]);
+                                       : __float2bfloat16_rn(projection(call, job, position, place, width)[column]);
                 sum = fmaf(shared.scores[head][s], __bfloat162float(value), sum);
             }
             sums[i] = sum;
@@ -121,10 +121,11 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
     SharedAnyWidth &shared = *reinterpret_cast<SharedAnyWidth *>(arena);
     Job job;
     find_heads(call, job);
+    wait_for_previous_kernel();
     if (!find_history(call, job, call.width)) return;
-    for (int leaf = blockIdx.z; leaf < job.leaves && job.rank < job.leaf_chunks(leaf); leaf += gridDim.z) {
+    for (int leaf = blockIdx.z; job.has_chunk(leaf); leaf += gridDim.z) {
         attend_chunk_any_width(call, job, job.begin(leaf), job.end(leaf), shared);
-        finish_by_tickets<ANY_WIDTH_THREADS>(
+        finish_by_tickets<ANY_WIDTH_THREADS, false>(
             call, job, leaf, [&](int element) { return shared.queries[element / call.width][element % call.width]; },
             shared.heads, call.width, shared.last);
         __syncthreads();

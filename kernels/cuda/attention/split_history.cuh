@@ -6,14 +6,15 @@
 // row's own length, never on the rows beside it or on the card.
 //
 // A chunk is a block's work. Its result is, for each query head, the sums relative to the chunk's own greatest score,
-// that score, and the denominator. LEAF consecutive chunks are merged in their order to a leaf, and the leaves in theirs
-// to the row's result. Blocks go through a row's leaves in steps of the grid: which block does what changes no bit.
+// that score, and the denominator. LEAF consecutive chunks are merged in their order to a leaf, and the leaves in
+// theirs to the row's result. Blocks go through a row's leaves in steps of the grid: which block does what changes no
+// bit.
 //
-// With clusters, the LEAF blocks of a leaf are one cluster: each of them receives a LEAFth of every head of every chunk in
-// its shared memory, merges it, and writes it out, or, with several leaves, leaves it in global memory to the last to
-// arrive of the same rank (an integer ticket): about 600 cycles, where a ticket with its fences and reads takes 2,000.
-// Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph needs no
-// clearing between replays.
+// With clusters, the LEAF blocks of a leaf are one cluster: each of them receives a LEAFth of every head of every chunk
+// in its shared memory, merges it, and writes it out, or, with several leaves, leaves it in global memory to the last
+// to arrive of the same rank (an integer ticket): some 400 cycles, where a ticket with its fences and reads takes
+// 2,000. Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph
+// needs no clearing between replays.
 //
 // The rows of a pass may belong to one sequence (a prompt, a verify pass): then they stand side by side in the order of
 // their positions. Keys and values of the pass are not read from the caches, which other blocks are only now
@@ -44,7 +45,8 @@ struct Call {
     unsigned *__restrict__ tickets;
     float epsilon;
     float scale;  // times log2(e)
-    int half, window, heads, kv_heads, width, head_blocks, most_chunks, most_leaves;
+    int half, window, heads, kv_heads, group;  // group: query heads of a kv head
+    int width, head_blocks, most_chunks, most_leaves;
 };
 
 // What the blocks of one row, kv head and block of heads work on.
@@ -52,18 +54,27 @@ struct Job {
     int row, kv_head, first_head, group;  // query heads first_head .. first_head + group
     int rank;                             // of the block in its leaf
     int position, first_new;              // positions from `first_new` on are of this pass
-    int start, chunk_length, chunks, leaves;
+    int start, chunk_length;
     bool appends;  // writes the row's key and value to the cache
     size_t slot;
     bf16 *keys, *values;  // the kv head at position 0
 
-    __device__ __forceinline__ int begin(int leaf) const { return start + (leaf * LEAF + rank) * chunk_length; }
+    __device__ __forceinline__ int leaf_begin(int leaf) const { return start + leaf * LEAF * chunk_length; }
+    __device__ __forceinline__ int begin(int leaf) const { return leaf_begin(leaf) + rank * chunk_length; }
     __device__ __forceinline__ int end(int leaf) const { return min(begin(leaf) + chunk_length, position + 1); }
-    __device__ __forceinline__ int leaf_chunks(int leaf) const { return min(LEAF, chunks - leaf * LEAF); }
+    // Most questions need no division, which would come before the first keys are asked for.
+    __device__ __forceinline__ bool has_leaf(int leaf) const { return leaf_begin(leaf) <= position; }
+    __device__ __forceinline__ bool has_chunk(int leaf) const { return begin(leaf) <= position; }
+    __device__ __forceinline__ bool one_chunk() const { return start + chunk_length > position; }
+    __device__ __forceinline__ bool one_leaf() const { return !has_leaf(1); }
+    __device__ __forceinline__ int chunks() const { return (position - start) / chunk_length + 1; }
+    __device__ __forceinline__ int leaves() const { return (chunks() - 1) / LEAF + 1; }
+    __device__ __forceinline__ int leaf_chunks(int leaf) const { return min(LEAF, chunks() - leaf * LEAF); }
 };
 
 // The head `head` of the projections (queries, keys, values) of the row whose position is `position`.
-__device__ __forceinline__ const float *projection(const Call &call, const Job &job, int position, int head, int width) {
+__device__ __forceinline__ const float *projection(const Call &call, const Job &job, int position, int head,
+                                                   int width) {
     const int64_t row = job.row - (job.position - position);
     return call.qkv + (row * (call.heads + 2 * call.kv_heads) + head) * width;
 }
@@ -72,36 +83,52 @@ __device__ __forceinline__ const float *row_phases(const Call &call, const Job &
     return call.phases + int64_t(job.row - (job.position - position)) * 2 * call.half;
 }
 
-// Grid: LEAF * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first.
+// Grid: LEAF * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first. Reads nothing
+// that another kernel wrote.
 __device__ __forceinline__ void find_heads(const Call &call, Job &job) {
     job.row = blockIdx.y;
     job.rank = blockIdx.x % LEAF;
-    const int place = blockIdx.x / LEAF, block = place % call.head_blocks, whole_group = call.heads / call.kv_heads;
-    job.kv_head = place / call.head_blocks;
-    job.first_head = job.kv_head * whole_group + block * HEADS;
-    job.group = min(HEADS, whole_group - block * HEADS);
+    const int place = blockIdx.x / LEAF;
+    job.kv_head = call.head_blocks == 1 ? place : place / call.head_blocks;
+    const int block = place - job.kv_head * call.head_blocks;
+    job.first_head = job.kv_head * call.group + block * HEADS;
+    job.group = min(HEADS, call.group - block * HEADS);
     job.appends = block == 0;
     job.slot = size_t(job.row) * (gridDim.x / LEAF) + place;
 }
 
-// The rest of the job, found by each warp for itself; false where this block's whole leaf has none. `find_heads` was before.
+// The rest of the job, found by each warp for itself; false where this block's whole leaf has none. `find_heads` was
+// before.
 __device__ __forceinline__ bool find_history(const Call &call, Job &job, int width) {
-    // All loads on their way at once: the row's own, and of the rows before it, which may be of its sequence.
+    // All loads on their way at once: of the rows before, which may be of the same sequence, and the row's own.
+    const int lane = threadIdx.x % WARP;
+    int new_rows = 1, before = -1;
+    uint64_t keys_before = 0;
+    const auto look_back = [&] {
+        const int row = job.row - new_rows - lane;
+        before = -1;
+        if (row < 0) return;
+        before = call.positions[row];
+        keys_before = call.kv_table[2 * row];
+    };
+    look_back();
     job.position = call.positions[job.row];
     const uint64_t keys = call.kv_table[2 * job.row], values = call.kv_table[2 * job.row + 1];
-    int new_rows = 1;
-    unsigned same;
-    do {
-        const int distance = new_rows + int(threadIdx.x % WARP), row = job.row - distance;
-        const int position = row >= 0 ? call.positions[row] : -1;
-        const uint64_t row_keys = row >= 0 ? call.kv_table[2 * row] : 0;
-        same = __ballot_sync(FULL_WARP, position >= 0 && row_keys == keys && position == job.position - distance);
-        new_rows += same == FULL_WARP ? WARP : __ffs(~same) - 1;
-    } while (same == FULL_WARP);
+    for (;;) {
+        const bool is_same = before >= 0 && keys_before == keys && before == job.position - new_rows - lane;
+        const unsigned same = __ballot_sync(FULL_WARP, is_same);
+        if (same != FULL_WARP) {
+            new_rows += __ffs(~same) - 1;
+            break;
+        }
+        new_rows += WARP;
+        look_back();
+    }
     if (job.position < 0) {
         // Padding: its output is read by the next product, so it is made zero.
         if (job.rank == 0 && blockIdx.z == 0) {
             const size_t row_width = size_t(call.heads) * width;
+#pragma unroll 1
             for (int i = threadIdx.x; i < job.group * width; i += blockDim.x) {
                 store<SPLIT>(call.out, job.row, row_width, size_t(job.first_head) * width + i, 0.0f);
             }
@@ -115,13 +142,11 @@ __device__ __forceinline__ bool find_history(const Call &call, Job &job, int wid
     const int length = job.position + 1 - job.start;
     job.chunk_length = length <= ONE_LEAF ? max(SHORTEST_CHUNK, ((length - 1) / (LEAF * TILE) + 1) * TILE)
                                           : ((length - 1) / call.most_chunks / CHUNK_STEP + 1) * CHUNK_STEP;
-    job.chunks = (length - 1) / job.chunk_length + 1;
-    job.leaves = (job.chunks - 1) / LEAF + 1;
-    return blockIdx.z < job.leaves;
+    return job.has_leaf(blockIdx.z);
 }
 
 // Maxima (of scores times log2(e)) and denominators of a block's heads.
-struct HeadSums {
+struct alignas(16) HeadSums {
     float maximum[HEADS];
     float denominator[HEADS];
 };
@@ -175,29 +200,33 @@ struct Records {
     }
 };
 
-// The memory of a slot: records of chunks (read only without clusters), then of leaves, of which each rank of a cluster has
-// its own part. Blocks of heads of one kv head may differ in group: slots are spaced for the greatest.
+// The memory of a slot: records of chunks (read only without clusters), then of leaves, of which each rank of a cluster
+// has its own part. Blocks of heads of one kv head may differ in group: slots are spaced for the greatest.
 __device__ __forceinline__ Records slot_records(const Call &call, const Job &job, int width) {
-    const size_t group = min(HEADS, call.heads / call.kv_heads);
+    const size_t group = min(HEADS, call.group);
     const size_t leaf = group * (LEAF * (width + 2) + width + 2 * LEAF);
     return {call.partials + job.slot * leaf * call.most_leaves, job.group, width};
 }
 
 __device__ __forceinline__ Records leaf_records(const Call &call, const Job &job, int width, int part_width, int rank) {
-    const size_t group = min(HEADS, call.heads / call.kv_heads);
+    const size_t group = min(HEADS, call.group);
     float *leaves = slot_records(call, job, width).first + call.most_leaves * group * (LEAF * (width + 2));
     return {leaves + size_t(rank) * call.most_leaves * job.group * (part_width + 2), job.group, part_width};
 }
+
+// Orders this thread's writes, and those it has seen, for the device; `__threadfence` is of the dearer, sequential
+// kind.
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // True in every thread of the last of `count` blocks that come to `ticket`, which it leaves at zero. What the other
 // blocks wrote before is then visible to it. `last` is shared memory.
 __device__ __forceinline__ bool is_last_to_arrive(unsigned *ticket, int count, bool &last) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
+        fence_device();
         last = atomicAdd(ticket, 1u) == unsigned(count - 1);
         if (last) *ticket = 0;
-        __threadfence();
+        fence_device();
     }
     __syncthreads();
     return last;
@@ -209,89 +238,104 @@ __device__ __forceinline__ void store_out(const Call &call, const Job &job, int 
                  x.sum / x.denominator);
 }
 
-// A chunk's result to the row's, through global memory. `block_sum(element)` gives a sum of the block; the shared memory
-// it reads and `heads` have been written and synchronized. Tickets of a slot: the row's, then its leaves'.
-template <int THREADS, typename BlockSum>
+// A chunk's result to the row's, through global memory. `block_sum(element)` gives a sum of the block; the shared
+// memory it reads and `heads` have been written and synchronized. Tickets of a slot: the row's, then its leaves'.
+// `ONLY_CHUNK`: it is called for rows with one chunk alone.
+template <int THREADS, bool ONLY_CHUNK, typename BlockSum>
 __device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &job, int leaf, const BlockSum &block_sum,
                                                   const HeadSums &heads, int width, bool &last) {
     const auto each = [&](const auto &take) {
+#pragma unroll 1
         for (int element = threadIdx.x; element < job.group * width; element += THREADS) take(element);
     };
     const auto own = [&](int element) {
         return Merged{block_sum(element), heads.maximum[element / width], heads.denominator[element / width]};
     };
-    if (job.chunks == 1) {
+    if (ONLY_CHUNK || job.one_chunk()) {
         each([&](int element) { store_out(call, job, element, width, own(element)); });
         return;
     }
+    const int leaf_chunks = job.leaf_chunks(leaf);
     const Records chunks = slot_records(call, job, width), leaves = leaf_records(call, job, width, width, 0);
     unsigned *tickets = call.tickets + job.slot * max(LEAF, 1 + call.most_leaves);
     each([&](int element) { chunks.put(leaf * LEAF + job.rank, element, own(element)); });
-    if (!is_last_to_arrive(tickets + 1 + leaf, job.leaf_chunks(leaf), last)) return;
+    if (!is_last_to_arrive(tickets + 1 + leaf, leaf_chunks, last)) return;
     const auto of_leaf = [&](int element) {
-        return chunks.merge_element<LEAF>(leaf * LEAF, job.leaf_chunks(leaf), element);
+        return chunks.merge_element<LEAF>(leaf * LEAF, leaf_chunks, element);
     };
-    if (job.leaves == 1) {
+    if (job.one_leaf()) {
         each([&](int element) { store_out(call, job, element, width, of_leaf(element)); });
         return;
     }
     each([&](int element) { leaves.put(leaf, element, of_leaf(element)); });
-    if (!is_last_to_arrive(tickets, job.leaves, last)) return;
+    const int row_leaves = job.leaves();
+    if (!is_last_to_arrive(tickets, row_leaves, last)) return;
     each([&](int element) {
-        store_out(call, job, element, width, leaves.merge_element<MOST_LEAVES>(0, job.leaves, element));
+        store_out(call, job, element, width, leaves.merge_element<MOST_LEAVES>(0, row_leaves, element));
     });
 }
 
 // What a block of a cluster receives from the others: a LEAFth of each head of each chunk of the leaf.
 template <int WIDTH> struct Received {
     static constexpr int PART = WIDTH / LEAF;
-    float sums[LEAF][HEADS * PART];
-    float maximum[LEAF][HEADS], denominator[LEAF][HEADS];
+    float4 sums[LEAF][HEADS * PART / 4];
+    float4 heads[LEAF][sizeof(HeadSums) / sizeof(float4)];
+    uint64_t arrivals;
 };
 
-// The same through the shared memory of a cluster. All blocks of a leaf call it, also those without a chunk (`has_chunk`
-// false). A barrier was arrived at when `received` was free.
-template <int THREADS, int WIDTH, typename BlockSum>
-__device__ __forceinline__ void finish_in_cluster(const Call &call, const Job &job, int leaf, bool has_chunk,
-                                                  const BlockSum &block_sum, const HeadSums &heads,
+// The same through the shared memory of a cluster. All blocks of a leaf call it, also those without a chunk; it is the
+// `time`-th leaf of the block, and an `arrive_ready` was before. `block_sums(element)` gives four sums of the block.
+template <int THREADS, int WIDTH, typename BlockSums>
+__device__ __forceinline__ void finish_in_cluster(const Call &call, const Job &job, int leaf, int time,
+                                                  const BlockSums &block_sums, const HeadSums &heads,
                                                   Received<WIDTH> &received, bool &last) {
     constexpr int PART = Received<WIDTH>::PART;
-    static_assert(THREADS >= 2 * HEADS * LEAF, "a thread sends one maximum or denominator");
+    static_assert(PART % 4 == 0, "four elements are of one head");
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, elements = job.group * PART;
-    wait_at_cluster_barrier();
-    if (has_chunk) {
+    const int leaf_chunks = job.leaf_chunks(leaf);
+    if (threadIdx.x == 0) {
+        expect_arrivals(&received.arrivals, leaf_chunks * (elements * int(sizeof(float)) + int(sizeof(HeadSums))));
+    }
+    wait_until_ready();
+    if (job.rank < leaf_chunks) {
+#pragma unroll 1
         for (int rank = warp; rank < LEAF; rank += THREADS / WARP) {
-            for (int i = lane; i < elements; i += WARP) {
-                store_in_block(&received.sums[job.rank][i], rank, block_sum(i / PART * WIDTH + rank * PART + i % PART));
+#pragma unroll
+            for (int i = lane; i < HEADS * PART / 4; i += WARP) {
+                const int head = 4 * i / PART;
+                if (head >= job.group) break;
+                send(&received.sums[job.rank][i], &received.arrivals, rank,
+                     block_sums(head, rank * PART + 4 * i % PART));
+            }
+            if (lane < sizeof(HeadSums) / sizeof(float4)) {
+                send(&received.heads[job.rank][lane], &received.arrivals, rank,
+                     reinterpret_cast<const float4 *>(&heads)[lane]);
             }
         }
-        if (threadIdx.x < 2 * HEADS * LEAF) {
-            const int rank = threadIdx.x / (2 * HEADS), head = threadIdx.x % HEADS;
-            const bool is_maximum = threadIdx.x / HEADS % 2 == 0;
-            store_in_block(is_maximum ? &received.maximum[job.rank][head] : &received.denominator[job.rank][head], rank,
-                           is_maximum ? heads.maximum[head] : heads.denominator[head]);
-        }
     }
-    arrive_at_cluster_barrier();
-    wait_at_cluster_barrier();
+    wait_for_arrivals(&received.arrivals, time);
+    const bool one_leaf = job.one_leaf();
     const Records leaves = leaf_records(call, job, WIDTH, PART, job.rank);
     const auto out_element = [&](int i) { return i / PART * WIDTH + job.rank * PART + i % PART; };
+#pragma unroll 1
     for (int i = threadIdx.x; i < elements; i += THREADS) {
         const int head = i / PART;
+        const auto heads_of = [&](int c) { return reinterpret_cast<const HeadSums *>(received.heads[c]); };
         const Merged merged = merge<LEAF>(
-            job.leaf_chunks(leaf), [&](int c) { return received.sums[c][i]; },
-            [&](int c) { return received.maximum[c][head]; }, [&](int c) { return received.denominator[c][head]; });
-        if (job.leaves == 1) {
+            leaf_chunks, [&](int c) { return reinterpret_cast<const float *>(received.sums[c])[i]; },
+            [&](int c) { return heads_of(c)->maximum[head]; }, [&](int c) { return heads_of(c)->denominator[head]; });
+        if (one_leaf) {
             store_out(call, job, out_element(i), WIDTH, merged);
         } else {
             leaves.put(leaf, i, merged);
         }
     }
-    if (job.leaves == 1) return;
+    if (one_leaf) return;
+    const int row_leaves = job.leaves();
     unsigned *ticket = call.tickets + job.slot * max(LEAF, 1 + call.most_leaves) + job.rank;
-    if (is_last_to_arrive(ticket, job.leaves, last)) {
-        for (int i = threadIdx.x; i < elements; i += THREADS) {
-            store_out(call, job, out_element(i), WIDTH, leaves.merge_element<MOST_LEAVES>(0, job.leaves, i));
-        }
+    if (!is_last_to_arrive(ticket, row_leaves, last)) return;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < elements; i += THREADS) {
+        store_out(call, job, out_element(i), WIDTH, leaves.merge_element<MOST_LEAVES>(0, row_leaves, i));
     }
 }

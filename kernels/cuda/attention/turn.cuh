@@ -11,72 +11,69 @@
 
 #include "../vocabulary/device.cuh"
 
-__device__ __forceinline__ void load_eight(const float *from, float (&x)[8]) {
-    const float4 a = *reinterpret_cast<const float4 *>(from), b = *reinterpret_cast<const float4 *>(from + 4);
-    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
-    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-}
+// A head of WIDTH elements by a warp: a lane takes four at a time, from 4 * lane on. `half` is a multiple of four.
+// Loads and arithmetic are apart, so that other loads can be asked for in between.
+template <int WIDTH> struct WarpHead {
+    static constexpr int QUADS = (WIDTH + 4 * WARP - 1) / (4 * WARP);
+    float4 x[QUADS], partner[QUADS], cosine[QUADS], sine[QUADS], weight[QUADS], partner_weight[QUADS];
 
-// Eight consecutive elements of a head with all that turns them; `half` is a multiple of eight. Loads and arithmetic are
-// apart, so that loads can be on their way while their use is far.
-struct Piece {
-    float x[8], partner[8], cosine[8], sine[8];
-    int first, partner_first;
+    static __device__ __forceinline__ int element(int quad) { return 4 * (threadIdx.x % WARP) + 4 * WARP * quad; }
+    static __device__ __forceinline__ float4 four(const float *from) { return *reinterpret_cast<const float4 *>(from); }
 
-    // `phases`: of the head's row, `half` cosines, then sines.
-    __device__ __forceinline__ void load(const float *head, const float *phases, int half, int element) {
-        const bool low = element < half, turns = element < 2 * half;
-        const int pair = low ? element : element - half;
-        first = element;
-        partner_first = !turns ? element : low ? element + half : pair;
-        load_eight(head + first, x);
-        if (turns) {
-            load_eight(head + partner_first, partner);
-            load_eight(phases + pair, cosine);
-            load_eight(phases + half + pair, sine);
-        }
+    // `phases`: of the head's row, `half` cosines, then sines. `norm` is null without one.
+    __device__ __forceinline__ void load(const float *head, const float *norm, const float *phases, int half) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (!turns) partner[i] = 0.0f, cosine[i] = 1.0f, sine[i] = 0.0f;
-            if (low) sine[i] = -sine[i];
+        for (int q = 0; q < QUADS; q++) {
+            const int first = element(q);
+            x[q] = partner[q] = sine[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            cosine[q] = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            if (first >= WIDTH) continue;
+            x[q] = four(head + first);
+            const bool turns = first < 2 * half, low = first < half;
+            const int other = !turns ? first : low ? first + half : first - half, pair = low ? first : first - half;
+            if (turns) {
+                partner[q] = four(head + other);
+                cosine[q] = four(phases + pair);
+                sine[q] = four(phases + half + pair);
+            }
+            if (norm != nullptr) {
+                weight[q] = four(norm + first);
+                partner_weight[q] = four(norm + other);
+            }
+            if (low) sine[q] = make_float4(-sine[q].x, -sine[q].y, -sine[q].z, -sine[q].w);
         }
     }
 
-    // `factor` is of the head's norm, `weight` null without one.
-    __device__ __forceinline__ void turn(const float *weight, float factor, float (&out)[8]) {
-        if (weight != nullptr) {
-            float own[8], other[8];
-            load_eight(weight + first, own);
-            load_eight(weight + partner_first, other);
+    __device__ __forceinline__ void turn(const float *norm, float epsilon, float4 (&out)[QUADS]) {
+        if (norm != nullptr) {
+            float squares = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                x[i] = __fmul_rn(__fmul_rn(x[i], factor), own[i]);
-                partner[i] = __fmul_rn(__fmul_rn(partner[i], factor), other[i]);
+            for (int q = 0; q < QUADS; q++) {
+                squares = fmaf(x[q].w, x[q].w,
+                               fmaf(x[q].z, x[q].z, fmaf(x[q].y, x[q].y, fmaf(x[q].x, x[q].x, squares))));
+            }
+            const float factor = 1.0f / sqrtf(fmaf(warp_sum(squares), 1.0f / WIDTH, epsilon));
+#pragma unroll
+            for (int q = 0; q < QUADS; q++) {
+                x[q] = product(product(x[q], factor), weight[q]);
+                partner[q] = product(product(partner[q], factor), partner_weight[q]);
             }
         }
 #pragma unroll
-        for (int i = 0; i < 8; i++) out[i] = fmaf(x[i], cosine[i], __fmul_rn(partner[i], sine[i]));
-    }
-};
-
-// The factor of a head's norm, by four consecutive lanes: each takes the elements 32 s + 8 t .. + 8. The whole warp
-// calls it; lanes whose four are not `active` read nothing.
-template <int WIDTH>
-__device__ __forceinline__ float norm_factor(const float *head, float epsilon, bool active) {
-    float squares = 0.0f;
-    if (active) {
-#pragma unroll
-        for (int s = 0; s < WIDTH / 32; s++) {
-            float x[8];
-            load_eight(head + 32 * s + threadIdx.x % 4 * 8, x);
-#pragma unroll
-            for (int i = 0; i < 8; i++) squares = fmaf(x[i], x[i], squares);
+        for (int q = 0; q < QUADS; q++) {
+            const float4 turned = product(partner[q], sine[q]);
+            out[q].x = fmaf(x[q].x, cosine[q].x, turned.x);
+            out[q].y = fmaf(x[q].y, cosine[q].y, turned.y);
+            out[q].z = fmaf(x[q].z, cosine[q].z, turned.z);
+            out[q].w = fmaf(x[q].w, cosine[q].w, turned.w);
         }
     }
-    squares += __shfl_xor_sync(FULL_WARP, squares, 1);
-    squares += __shfl_xor_sync(FULL_WARP, squares, 2);
-    return 1.0f / sqrtf(fmaf(squares, 1.0f / WIDTH, epsilon));
-}
+
+    static __device__ __forceinline__ float4 product(float4 a, float4 b) {
+        return make_float4(__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y), __fmul_rn(a.z, b.z), __fmul_rn(a.w, b.w));
+    }
+    static __device__ __forceinline__ float4 product(float4 a, float b) { return product(a, make_float4(b, b, b, b)); }
+};
 
 // A head of any width by a warp; `put(i, y)` takes each element once.
 template <typename Put>

@@ -9,7 +9,8 @@ use crate::{
 
 /// Rows and all their numbers.
 struct Case {
-    /// Of each row: its sequence, and how many positions it sees without a window, its own among them (0: a padding row).
+    /// Of each row: its sequence, and how many positions it sees without a window, its own among them (0: a padding
+    /// row).
     rows: Vec<(usize, usize)>,
     shape: Shape,
     qkv: Vec<f32>,
@@ -159,9 +160,15 @@ impl Case {
     }
 }
 
-/// The outputs of `chosen` rows in one launch made for `max_positions`, the second of two on the same workspace. What they
-/// append is checked.
-fn run(gpu: &Gpu, case: &Case, chosen: &[usize], max_positions: usize) -> Vec<f32> {
+/// The caches of a case before a pass of `chosen`: keys and values of each sequence.
+fn upload_caches(gpu: &Gpu, case: &Case, chosen: &[usize]) -> Vec<[Buffer; 2]> {
+    (0..case.histories.len())
+        .map(|sequence| [0, 1].map(|part| upload_bf16(gpu, &case.before(sequence, part, chosen))))
+        .collect()
+}
+
+/// The outputs of `chosen` rows in one launch made for `max_positions`, the second of two on the same workspace.
+fn pass(gpu: &Gpu, case: &Case, chosen: &[usize], max_positions: usize, caches: &[[Buffer; 2]]) -> Vec<f32> {
     let Shape { heads, kv_heads, head_width, half, window, norms } = case.shape;
     let of_rows = |numbers: &[f32], width: usize| -> Vec<f32> {
         chosen.iter().flat_map(|&row| numbers[row * width..][..width].iter().copied()).collect()
@@ -170,9 +177,6 @@ fn run(gpu: &Gpu, case: &Case, chosen: &[usize], max_positions: usize) -> Vec<f3
     // One number more, as an upload of none is refused.
     let phases = upload_f32(gpu, &[of_rows(&case.phases, 2 * half), vec![0.0]].concat());
     let weights = [0, 1].map(|i| upload_f32(gpu, &case.norms[i]));
-    let caches: Vec<[Buffer; 2]> = (0..case.histories.len())
-        .map(|sequence| [0, 1].map(|part| upload_bf16(gpu, &case.before(sequence, part, chosen))))
-        .collect();
     let table: Vec<u64> = chosen
         .iter()
         .flat_map(|&row| caches[case.rows[row].0].each_ref().map(|cache| cache.slice().address()))
@@ -206,6 +210,13 @@ fn run(gpu: &Gpu, case: &Case, chosen: &[usize], max_positions: usize) -> Vec<f3
         (read_bf16(gpu, &out, 2 * chosen.len() * case.width()), read_split(gpu, &out, chosen.len(), case.width()))
     });
     assert_eq!(results[0].0, results[1].0, "a second launch differs");
+    std::mem::take(&mut results[0].1)
+}
+
+/// The outputs of a pass over caches of its own. What it appends is checked.
+fn run(gpu: &Gpu, case: &Case, chosen: &[usize], max_positions: usize) -> Vec<f32> {
+    let caches = upload_caches(gpu, case, chosen);
+    let out = pass(gpu, case, chosen, max_positions, &caches);
     for (sequence, caches) in caches.iter().enumerate() {
         for (part, cache) in caches.iter().enumerate() {
             let before = case.before(sequence, part, chosen);
@@ -221,7 +232,7 @@ fn run(gpu: &Gpu, case: &Case, chosen: &[usize], max_positions: usize) -> Vec<f3
             }
         }
     }
-    std::mem::take(&mut results[0].1)
+    out
 }
 
 const LENGTHS: [usize; 14] = [1, 15, 16, 17, 63, 64, 65, 0, 127, 513, 640, 1025, 2048, 2049];
@@ -244,8 +255,8 @@ fn check(gpu: &Gpu, case: &Case) {
             assert!(found.iter().all(|&x| x == 0.0), "{name}: a padding row is not zero");
             continue;
         }
-        // Two parts of bfloat16 hold 16 bits: of queries, of probabilities, of the output. A new key that lies between two
-        // bfloat16 may be rounded to the other one.
+        // Two parts of bfloat16 hold 16 bits: of queries, of probabilities, of the output. A new key that lies between
+        // two bfloat16 may be rounded to the other one.
         let error = relative_error(found, expected);
         assert!(error < 5e-5 + 4e-3 / (length as f64), "{name}, length {length}: {error:.2e}");
     }
@@ -293,11 +304,12 @@ fn rows_of_one_sequence_see_each_other() {
         let shape = Shape { window, norms: true, ..Shape::plain(8, 2, head_width) };
         let case = Case::of_sequences(&rows, shape);
         check(&gpu, &case);
-        // A row alone, after the others were appended in another pass, has the same bits: `run` gives it the expected
-        // history, so this holds for rows whose new keys round alike.
-        let together = run(&gpu, &case, &(0..rows.len()).collect::<Vec<_>>(), 700);
-        for row in [0, 18, 34, 35] {
-            let alone = run(&gpu, &case, &[row], 700);
+        // Each row alone, after those before it were appended by this pass, has the same bits.
+        let all: Vec<usize> = (0..rows.len()).collect();
+        let caches = upload_caches(&gpu, &case, &all);
+        let together = pass(&gpu, &case, &all, 700, &caches);
+        for row in all {
+            let alone = pass(&gpu, &case, &[row], 700, &caches);
             assert_eq!(alone, together[row * case.width()..][..case.width()], "width {head_width}, row {row}");
         }
     }
