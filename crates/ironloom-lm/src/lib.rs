@@ -24,6 +24,7 @@ mod config;
 mod error;
 mod experts;
 pub mod export;
+mod filled_up;
 mod load;
 mod model;
 mod names;

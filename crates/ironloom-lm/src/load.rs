@@ -14,6 +14,7 @@ use ironloom_weights::{Checkpoint, Format, TensorData};
 
 use crate::{
     Architecture, Config, Error, Experts, FeedForwardConfig, Model, Result,
+    filled_up::{MatrixShape, feed_forward_shapes, filled_up},
     model::{Block, BlockFeedForward, plan},
     names::{Naming, Part, interleaved_rows},
     passes::Passes,
@@ -99,7 +100,7 @@ pub(crate) trait Source {
     fn matrix(
         &mut self,
         name: &str,
-        shape: [usize; 2],
+        shape: MatrixShape,
         rows: Rows,
         format: WeightFormat,
         device: &Device,
@@ -138,11 +139,12 @@ impl Source for CheckpointSource<'_> {
     fn matrix(
         &mut self,
         name: &str,
-        [rows, cols]: [usize; 2],
+        shape: MatrixShape,
         picked: Rows,
         format: WeightFormat,
         device: &Device,
     ) -> Result<Weight> {
+        let [rows, cols] = shape.stored;
         let stored = match &picked {
             Rows::Pick { of, .. } => Shape::from([*of, cols]),
             Rows::Block { of, .. } => Shape::from([*of, rows, cols]),
@@ -164,7 +166,15 @@ impl Source for CheckpointSource<'_> {
             Rows::Pick { rows, .. } => (rows.iter().flat_map(|&picked| row(picked as usize)).copied().collect(), None),
             Rows::Block { index, .. } => (data.bytes[index * rows * row_bytes..][..rows * row_bytes].into(), None),
         };
-        let stored = StoredMatrix { dtype: data.dtype, bytes: &bytes, rows, cols, row_order: order };
+        let mut stored = StoredMatrix { dtype: data.dtype, bytes: &bytes, rows, cols, row_order: order };
+        let with_zeros: Vec<u8>;
+        if shape.is_filled_up() {
+            let [rows, cols] = shape.held;
+            let in_order = |row: usize| order.map_or(row, |order| order[row] as usize);
+            let rows_stored = (0..stored.rows).map(|row| &bytes[in_order(row) * row_bytes..][..row_bytes]);
+            with_zeros = filled_up(rows_stored, [rows, data.dtype.bytes_for(cols)?]);
+            stored = StoredMatrix { bytes: &with_zeros, rows, cols, row_order: None, ..stored };
+        }
         let matrix = Weight::from_stored(device, &stored, format);
         self.done += (rows * row_bytes) as u64;
         data.bytes.release();
@@ -325,13 +335,14 @@ impl<S: Source> Builder<'_, S> {
             });
         };
         let (name, width) = (|part| naming.name(part, layer), self.config.width);
+        let [inner_shape, down_shape] = feed_forward_shapes(self.device, width, experts.width);
         let mut all = Vec::with_capacity(experts.count.min(1024));
         for expert in 0..experts.count {
             let rows = || match naming {
                 Naming::Gguf => Rows::Block { index: expert, of: experts.count },
                 Naming::HuggingFace { .. } => Rows::All,
             };
-            let mut matrix = |part, shape| -> Result<Linear> {
+            let mut matrix = |part, shape: MatrixShape| -> Result<Linear> {
                 let mut weight = self.weight(name(part), shape, rows())?;
                 if weight.is_slow() {
                     // Kernels of routed experts read tiles only: types without them are held as bfloat16.
@@ -341,9 +352,9 @@ impl<S: Source> Builder<'_, S> {
                 Ok(Linear { weight, bias: None })
             };
             all.push(FeedForward {
-                gate: matrix(Part::ExpertGate(expert), [experts.width, width])?,
-                up: matrix(Part::ExpertUp(expert), [experts.width, width])?,
-                down: matrix(Part::ExpertDown(expert), [width, experts.width])?,
+                gate: matrix(Part::ExpertGate(expert), inner_shape)?,
+                up: matrix(Part::ExpertUp(expert), inner_shape)?,
+                down: matrix(Part::ExpertDown(expert), down_shape)?,
                 activation: self.config.activation,
             });
         }
@@ -374,29 +385,41 @@ impl<S: Source> Builder<'_, S> {
     /// A router is small and decides much: it is never quantized on load.
     fn router(&mut self, name: String, rows: usize) -> Result<Linear> {
         let (name, shape) = (format!("{name}.weight"), [rows, self.config.width]);
-        let weight = self.source.matrix(&name, shape, Rows::All, WeightFormat::Keep, self.device)?;
+        let weight = self.source.matrix(&name, shape.into(), Rows::All, WeightFormat::Keep, self.device)?;
         Ok(Linear { weight, bias: None })
     }
 
     fn gated(&mut self, [gate, up, down]: [String; 3], inner: usize, bias: bool) -> Result<FeedForward> {
-        let width = self.config.width;
+        let [inner_shape, down_shape] = feed_forward_shapes(self.device, self.config.width, inner);
         Ok(FeedForward {
-            gate: self.linear(gate, [inner, width], None, bias)?,
-            up: self.linear(up, [inner, width], None, bias)?,
-            down: self.linear(down, [width, inner], None, bias)?,
+            gate: self.linear(gate, inner_shape, None, bias)?,
+            up: self.linear(up, inner_shape, None, bias)?,
+            down: self.linear(down, down_shape, None, bias)?,
             activation: self.config.activation,
         })
     }
 
-    fn linear(&mut self, name: String, shape: [usize; 2], order: Option<Vec<u32>>, bias: bool) -> Result<Linear> {
+    fn linear(
+        &mut self,
+        name: String,
+        shape: impl Into<MatrixShape>,
+        order: Option<Vec<u32>>,
+        bias: bool,
+    ) -> Result<Linear> {
+        let shape = shape.into();
         let bias = match bias {
-            true => Some(self.vector(&format!("{name}.bias"), shape[0], order.as_deref())?),
+            true => {
+                let mut values = self.source.vector(&format!("{name}.bias"), shape.stored[0], order.as_deref())?;
+                values.resize(shape.held[0], 0.0);
+                Some(self.tensor(values)?)
+            }
             false => None,
         };
         Ok(Linear { weight: self.weight(name, shape, order.map_or(Rows::All, Rows::Order))?, bias })
     }
 
-    fn weight(&mut self, name: String, shape: [usize; 2], rows: Rows) -> Result<Weight> {
+    fn weight(&mut self, name: String, shape: impl Into<MatrixShape>, rows: Rows) -> Result<Weight> {
+        let shape = shape.into();
         let weight = self.source.matrix(&format!("{name}.weight"), shape, rows, self.options.format, self.device)?;
         if let Some(progress) = self.options.progress {
             let (done, total) = self.source.progress();
@@ -407,6 +430,10 @@ impl<S: Source> Builder<'_, S> {
 
     fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Tensor> {
         let values = self.source.vector(name, length, order)?;
+        self.tensor(values)
+    }
+
+    fn tensor(&self, values: Vec<f32>) -> Result<Tensor> {
         let length = values.len();
         Ok(Tensor::from_f32(values, [length])?.to_device(self.device)?)
     }

@@ -67,6 +67,9 @@ impl Model {
             let cx = cx.with_path(part.path);
             logits.push(match part.path {
                 Path::Few => self.few_rows(&cx, ids, spans, rows)?,
+                Path::Many if !ops::attention_takes_many_rows(self.config.head_width) => {
+                    self.in_pieces(&cx.with_path(Path::Few), ids, spans, rows)?
+                }
                 Path::Many => {
                     let first = spans.first().map_or(0, |span| span.cache.len());
                     let positions: Vec<u32> = (first..first + ids.len()).map(|position| position as u32).collect();
@@ -74,6 +77,24 @@ impl Model {
                     self.whole_pass(&cx, ids, &positions, spans, &last, rows)?
                 }
             });
+        }
+        Ok(ops::concat_rows(cx, logits)?)
+    }
+
+    /// A prompt of many rows through the kernels of few: for heads of a width that the others have no attention for.
+    fn in_pieces(&self, cx: &Context, ids: &[u32], spans: &mut [Span<'_>], rows: LogitRows) -> Result<Tensor> {
+        let (mut logits, mut ids) = (Vec::new(), ids);
+        for span in spans {
+            let (own, rest) = ids.split_at(span.rows);
+            ids = rest;
+            let pieces = own.len().div_ceil(FEW_ROWS);
+            for (number, piece) in own.chunks(FEW_ROWS).enumerate() {
+                let mut spans = [Span { cache: &mut *span.cache, rows: piece.len() }];
+                let part = self.few_rows(cx, piece, &mut spans, rows)?;
+                if rows == LogitRows::All || number + 1 == pieces {
+                    logits.push(part);
+                }
+            }
         }
         Ok(ops::concat_rows(cx, logits)?)
     }

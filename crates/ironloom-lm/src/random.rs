@@ -12,6 +12,7 @@ use ironloom_tensor::{Device, StoredMatrix, Weight};
 
 use crate::{
     Config, Error, LoadOptions, Model, Result,
+    filled_up::{MatrixShape, filled_up},
     load::{Builder, Rows, Source},
     names::Naming,
 };
@@ -128,13 +129,21 @@ impl Source for RandomSource {
     fn matrix(
         &mut self,
         name: &str,
-        [rows, cols]: [usize; 2],
+        shape: MatrixShape,
         _: Rows,
         format: WeightFormat,
         device: &Device,
     ) -> Result<Weight> {
+        let [rows, cols] = shape.stored;
         let weight = match self.stored_type(name) {
-            None => Weight::from_f32(device, &self.values(rows, cols, device.threads()), [rows, cols], format),
+            None => {
+                let mut values = self.values(rows, cols, device.threads());
+                if shape.is_filled_up() {
+                    values = filled_up(values.chunks(cols.max(1)), shape.held);
+                }
+                Weight::from_f32(device, &values, shape.held, format)
+            }
+            // Whole blocks of a stored type are whole eights.
             Some(dtype) => {
                 let bytes = self
                     .stored(dtype, rows, cols, device.threads())

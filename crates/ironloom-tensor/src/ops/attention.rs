@@ -39,6 +39,11 @@ pub struct AttentionSpan<'a> {
 
 const NAME: &str = "attention";
 
+/// Whether [`attention`] on a graphics card takes heads of this width; [`attention_rows`] takes any up to 256.
+pub fn attention_takes_many_rows(head_width: usize) -> bool {
+    [64, 96, 128, 256].contains(&head_width)
+}
+
 /// Attention of `q [n, heads * head_width]`, whose rows belong to `spans` one after the other; the result has `q`'s shape.
 ///
 /// # Errors

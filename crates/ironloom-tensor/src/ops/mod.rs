@@ -16,7 +16,7 @@ mod routed_experts;
 mod rows;
 
 pub use add::{add, add_bias, scale};
-pub use attention::{AttentionOptions, AttentionSpan, attention, attention_rows};
+pub use attention::{AttentionOptions, AttentionSpan, attention, attention_rows, attention_takes_many_rows};
 pub use embedding::embedding;
 pub use gated_activation::{Activation, gated_activation};
 pub use kv_buffer::KvBuffer;
