@@ -23,7 +23,6 @@ mod rope_append;
 mod rope_phases;
 mod route_experts;
 mod routed;
-mod sample;
 
 /// The first device; none where there is no driver or card.
 pub fn gpu() -> Option<Gpu> {
