@@ -45,7 +45,7 @@ pub(crate) fn records_of(device: &Device) -> PathBuf {
 }
 
 /// A graphics card's name for a folder, such as `nvidia-h200`.
-fn card_slug(name: &str) -> String {
+pub(crate) fn card_slug(name: &str) -> String {
     let name = name.to_lowercase();
     name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
 }

@@ -32,7 +32,7 @@ impl Place {
 
     /// A graphics card.
     pub(super) fn card(card: &CardName) -> Self {
-        let folder = workspace::root().join("benches").join("records").join(slug(&card.name));
+        let folder = workspace::root().join("benches").join("records").join(machine::card_slug(&card.name));
         Self { device: card.name.clone(), driver: card.driver.clone(), folder }
     }
 
@@ -59,20 +59,12 @@ fn driver_version(text: &str) -> Option<String> {
     words.find(number).map(str::to_owned)
 }
 
-/// A card's name for a folder, such as `nvidia-h200`.
-fn slug(name: &str) -> String {
-    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-    words.map(str::to_lowercase).collect::<Vec<_>>().join("-")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn cards_and_drivers_are_named() {
-        assert_eq!(slug("NVIDIA H200"), "nvidia-h200");
-        assert_eq!(slug("NVIDIA GeForce RTX 4090"), "nvidia-geforce-rtx-4090");
+    fn drivers_are_named() {
         let text =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 12.2";
         assert_eq!(driver_version(text).as_deref(), Some("580.159.04"));

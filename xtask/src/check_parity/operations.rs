@@ -6,6 +6,7 @@
 
 mod add;
 mod attention;
+mod attention_rows;
 mod embedding;
 mod gated_activation;
 mod linear;
@@ -33,6 +34,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
         rope::cases,
         rope_append::cases,
         attention::cases,
+        attention_rows::cases,
         gated_activation::cases,
         add::cases,
         route_experts::cases,

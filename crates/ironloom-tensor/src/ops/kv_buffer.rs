@@ -125,6 +125,34 @@ impl KvBuffer {
         Ok(())
     }
 
+    /// The keys and the values of every position, each `[position][kv head][head width]`: for tests.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn read(&self) -> Result<[Vec<f32>; 2]> {
+        let row = self.kv_heads * self.head_width;
+        let count = self.length * row;
+        match &self.storage {
+            Storage::Cpu { keys, values } => {
+                let key = |i: usize| {
+                    let (position, element) = (i / row, i % row);
+                    keys[position / PANEL * PANEL * row + element * PANEL + position % PANEL]
+                };
+                Ok([(0..count).map(key).collect(), values[..count].to_vec()])
+            }
+            Storage::Cuda { gpu, kept: Some([keys, values]) } if count > 0 => {
+                let read = |buffer: &Buffer| -> Result<Vec<f32>> {
+                    let mut bits = vec![0u16; count];
+                    gpu.read(buffer.part(0, CUDA_ELEMENT * count)?, bytemuck::cast_slice_mut(&mut bits))?;
+                    // A bfloat16 is the upper half of a number in single precision.
+                    Ok(bits.into_iter().map(|bits| f32::from_bits(u32::from(bits) << 16)).collect())
+                };
+                Ok([read(keys)?, read(values)?])
+            }
+            Storage::Cuda { .. } => Ok([Vec::new(), Vec::new()]),
+        }
+    }
+
     /// Whether `more` positions fit in memory that no clone shares.
     pub fn has_room(&self, more: usize) -> bool {
         let elements = (self.length + more) * self.kv_heads * self.head_width;
@@ -268,6 +296,8 @@ mod tests {
                 }
             }
         }
+        let all = |sign: f32| (0..70).flat_map(|position| row(position, sign)).collect::<Vec<_>>();
+        assert_eq!(buffer.read().unwrap(), [all(1.0), all(-1.0)]);
         assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(&device, heads, width, 100));
     }
 }

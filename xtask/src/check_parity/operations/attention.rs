@@ -3,13 +3,15 @@
 //!
 //! A card's caches hold bfloat16: there the keys and values of a case are numbers that bfloat16 has, so that what is checked
 //! is the attention over what is held. They enter by `rope_append` without a turn, some at a time, so that caches grow.
+//! `attention_rows` appends too: its rows come with the keys and values that are already theirs, and write them once more.
 
 use anyhow::Result;
 use ironloom_tensor::{
-    Device, Tensor,
-    ops::{self, AttentionOptions, AttentionSpan, KvBuffer, KvRows, KvSpan, KvTable, RopeAppend, TableRow},
+    Device,
+    ops::{self, AttentionOptions, AttentionSpan, KvBuffer, KvRows, KvSpan, RopeAppend},
 };
 
+use super::attention_rows::Rows;
 use crate::check_parity::{
     case::{Bound, Case, Results},
     inputs::Inputs,
@@ -35,11 +37,27 @@ pub(super) struct Span {
     pub(super) rows: usize,
 }
 
-const fn shape(heads: usize, kv_heads: usize, width: usize, window: Option<usize>, spans: &'static [Span]) -> Shape {
+impl Shape {
+    /// Its name for a reader.
+    pub(super) fn name(&self) -> String {
+        let Self { heads, kv_heads, width, window, spans } = self;
+        let lengths: Vec<String> = spans.iter().map(|span| format!("{}/{}", span.rows, span.positions)).collect();
+        let window = window.map_or(String::new(), |window| format!(", window {window}"));
+        format!("{heads}/{kv_heads} x {width}, rows {}{window}", lengths.join(" "))
+    }
+}
+
+pub(super) const fn shape(
+    heads: usize,
+    kv_heads: usize,
+    width: usize,
+    window: Option<usize>,
+    spans: &'static [Span],
+) -> Shape {
     Shape { heads, kv_heads, width, window, spans }
 }
 
-const fn span(rows: usize, positions: usize) -> Span {
+pub(super) const fn span(rows: usize, positions: usize) -> Span {
     Span { positions, rows }
 }
 
@@ -92,9 +110,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
 
 fn case(place: Place, shape: Shape) -> Case {
     let Shape { heads, kv_heads, width, window, spans } = shape;
-    let lengths: Vec<String> = spans.iter().map(|span| format!("{}/{}", span.rows, span.positions)).collect();
-    let window_name = window.map_or(String::new(), |window| format!(", window {window}"));
-    let name = format!("{heads}/{kv_heads} x {width}, rows {}{window_name}", lengths.join(" "));
+    let name = shape.name();
     let scale = 1.0 / (width as f32).sqrt();
     let operation = if place.is_few() { "attention_rows" } else { "attention" };
     Case::new(operation, place.shape(&name), Bound::TwicePlain, move |kernel| {
@@ -106,11 +122,23 @@ fn case(place: Place, shape: Shape) -> Case {
             history.push([0; 2].map(|_| place.caches().round(&inputs.normal(span.positions * kv_heads * width))));
         }
         let mut buffers = Vec::new();
-        for [keys, values] in &history {
-            buffers.push(filled(&place, [kv_heads, width], keys, &kernel.inputs(values))?);
+        // The keys and values of the rows themselves.
+        let mut own: [Vec<f32>; 2] = Default::default();
+        for ([keys, values], span) in history.iter().zip(spans) {
+            let values = kernel.inputs(values);
+            let from = (span.positions - span.rows) * kv_heads * width;
+            own[0].extend(&keys[from..]);
+            own[1].extend(&values[from..]);
+            buffers.push(filled(&place, [kv_heads, width], keys, &values)?);
         }
         let options = AttentionOptions { heads, scale, window };
-        let ours = attention(&place, &q, &buffers, spans, &options)?;
+        let ours = if place.is_few() {
+            let phases = [vec![1.0; width / 2], vec![0.0; width / 2]].concat().repeat(rows);
+            let call = Rows { parts: [&q, &own[0], &own[1]], phases: &phases, norms: None };
+            call.attention(&place, width, &buffers, spans, &options)?
+        } else {
+            attention(&place, &q, &buffers, spans, &options)?
+        };
         let results = if place.is_cpu() {
             Results::new(attend::<f64>(&shape, &q, &history, scale), attend::<f32>(&shape, &q, &history, scale), ours)
         } else {
@@ -126,7 +154,7 @@ fn case(place: Place, shape: Shape) -> Case {
 const APPENDED: usize = 77;
 
 /// A cache of these keys and values.
-fn filled(place: &Place, [kv_heads, width]: [usize; 2], keys: &[f32], values: &[f32]) -> Result<KvBuffer> {
+pub(super) fn filled(place: &Place, [kv_heads, width]: [usize; 2], keys: &[f32], values: &[f32]) -> Result<KvBuffer> {
     let mut buffer = KvBuffer::new(&place.device, kv_heads, width);
     let row = kv_heads * width;
     // The kernels of many rows append to one sequence; what they append does not depend on the path.
@@ -144,7 +172,7 @@ fn filled(place: &Place, [kv_heads, width]: [usize; 2], keys: &[f32], values: &[
 }
 
 /// The attention of `q`, whose rows belong to the last positions of `buffers`, one after the other.
-pub(super) fn attention(
+fn attention(
     place: &Place,
     q: &[f32],
     buffers: &[KvBuffer],
@@ -152,29 +180,10 @@ pub(super) fn attention(
     options: &AttentionOptions,
 ) -> Result<Vec<f32>> {
     let rows: usize = spans.iter().map(|span| span.rows).sum();
-    let row = q.len() / rows;
-    if !place.is_few() {
-        let spans_in: Vec<AttentionSpan<'_>> =
-            buffers.iter().zip(spans).map(|(history, span)| AttentionSpan { history, rows: span.rows }).collect();
-        let given = place.activation(q.to_vec(), [rows, row])?;
-        return Ok(ops::attention(&place.context(), &given, &spans_in, options)?.into_f32()?);
-    }
-    let mut table_rows = Vec::new();
-    for (buffer, span) in buffers.iter().zip(spans) {
-        let cache = std::slice::from_ref(buffer);
-        let positions = span.positions - span.rows..span.positions;
-        table_rows.extend(positions.map(|position| TableRow { id: 0, position, cache }));
-    }
-    // As a model's passes have it: a power of two of rows, those past the last not in use.
-    let capacity = rows.next_power_of_two();
-    let reach = spans.iter().map(|span| span.positions).max().unwrap_or(1);
-    let table = KvTable::new(&place.device, capacity, &buffers[..1], reach)?;
-    table.set(&table_rows)?;
-    let mut all = q.to_vec();
-    all.resize(capacity * row, 1.0);
-    let given: Tensor = place.tensor(all, [capacity, row])?;
-    let out = ops::attention_rows(&place.context(), &given, &table, 0, options)?;
-    Ok(out.rows_view(0..rows)?.into_f32()?)
+    let spans_in: Vec<AttentionSpan<'_>> =
+        buffers.iter().zip(spans).map(|(history, span)| AttentionSpan { history, rows: span.rows }).collect();
+    let given = place.activation(q.to_vec(), [rows, q.len() / rows])?;
+    Ok(ops::attention(&place.context(), &given, &spans_in, options)?.into_f32()?)
 }
 
 /// The attention of each span's last rows over its keys and values.
