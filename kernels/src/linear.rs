@@ -143,7 +143,8 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     product.split_log2 = team.split_log2;
     let tasks = if matches!(then, Then::Gated(_)) { row_tiles / 2 } else { row_tiles };
     let kernel = match n {
-        ..=4 => Kernel::Rows4,
+        ..=1 => Kernel::Rows1,
+        2..=4 => Kernel::Rows4,
         5..=8 => Kernel::Rows8,
         9..=16 => Kernel::Rows16,
         _ => Kernel::Rows32,
@@ -345,6 +346,8 @@ impl Product {
                 what: format!("{cols} input features: products of few rows take multiples of 8"),
             });
         }
+        // The kernels keep a place in 32 rows of the output in 30 bits.
+        limit(operation, "the features of the output, at most", 1 << 25, width)?;
         Ok(Self {
             weights: [0; 3],
             bias: [0; 3],
@@ -466,17 +469,20 @@ fn launch(
     // kernels says.
     let times = if kernel.groups() < 8 { 2 } else { 1 };
     let sums = times * warps * kernel.groups() * 64 * 4 + 128 * kernel.groups();
+    // What lanes keep for their outputs, which for NF4 lies in the gaps of its table: `START_WORDS` for `START_WARPS`.
+    let words = if format == TileFormat::Nf4 { 0 } else { 8 * 7 * 32 * 4 };
     let table = if format == TileFormat::Nf4 { 256 * 256 } else { 0 };
     let launch = Launch {
         grid: [grid[0] as u32, grid[1] as u32, 1],
         threads: 32 * warps as u32,
-        shared_bytes: (table + sums) as u32,
+        shared_bytes: (table + sums + words) as u32,
     };
     gpu.launch(&gpu.function(image, name)?, launch, arguments)
 }
 
 #[derive(Clone, Copy)]
 enum Kernel {
+    Rows1,
     Rows4,
     Rows8,
     Rows16,
@@ -490,6 +496,7 @@ macro_rules! names {
         (
             $image,
             match $kernel {
+                Kernel::Rows1 => concat!($image, "_1"),
                 Kernel::Rows4 => concat!($image, "_4"),
                 Kernel::Rows8 => concat!($image, "_8"),
                 Kernel::Rows16 => concat!($image, "_16"),
@@ -520,7 +527,7 @@ impl Kernel {
     /// Groups of four rows of x in a block.
     fn groups(self) -> usize {
         match self {
-            Self::Rows4 | Self::RoutedGated | Self::RoutedDown => 1,
+            Self::Rows1 | Self::Rows4 | Self::RoutedGated | Self::RoutedDown => 1,
             Self::Rows8 => 2,
             Self::Rows16 => 4,
             Self::Rows32 => 8,

@@ -11,7 +11,7 @@ namespace linear {
 struct Bf16 {
     static constexpr int BLOCKS = 1;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 4 : 2; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups <= 4 ? 4 : 2; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 || groups == 4 ? 4 : 2; }
     static constexpr bool HAS_MINIMUM = false;
     using Columns = RunsOfEight;
     // Of a row: 256 columns.
@@ -50,8 +50,8 @@ struct Bf16 {
 
     __device__ __forceinline__ static void load(Scales &, const Record &, int, int) {}
 
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                      const Scales &, int, bool held) {
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                     const Scales &, int, bool held) {
         scale[0] = held ? make_float2(1.0f, 1.0f) : make_float2(0.0f, 0.0f);
     }
 

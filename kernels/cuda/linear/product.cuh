@@ -24,11 +24,12 @@
 // each, from the end of the kernel before to the last store, in cycles as estimated (1.75 in a nanosecond):
 //     the codes, the table of NF4, the bias, the weights of the next norm   0, asked for before
 //     x, the residual, the sums of squares: one round to the second-level cache, all asked for together   350
-//     the factor of the norm: 4 to 16 additions, 3 shuffles, a root (one warp of the team)   120
-//     four chunks of four tensor-core products, independent where a chunk has one scale   200
+//     the factor of the norm: 4 additions, 5 shuffles, a root, by a warp of the team for a row   170
+//     16 tensor-core products in chains of four, sums of four chunks to all lanes   230
 //     the warps' sums to shared memory, the team's one barrier   60
-//     the sums of 8 warps in order, scaled, on the residual, stored   80
-//     3 shuffles for the sum of squares of the tile, stored   90
+//     four loads of 16 bytes, the sums of 8 warps in order, scaled, on the residual, stored   120
+//     3 shuffles for the sum of squares of the tile, stored   100
+// Addresses are known before the wait, and what outputs need besides lies in shared memory when the sums are there.
 // The second record of a warp would wait for memory once more, 600 and on: so a short row has a warp for each record,
 // if need be more warps than records, and blocks are small where tasks are few, so that each multiprocessor loads a
 // little.
@@ -40,6 +41,8 @@
 #include "../vocabulary/device.cuh"
 #include "../vocabulary/tiles.cuh"
 #include "finish.cuh"
+#include "multiply.cuh"
+#include "norm.cuh"
 #include "operand.cuh"
 
 namespace linear {
@@ -80,47 +83,14 @@ template <bool DOWN> struct Walk {
     }
 };
 
-// sum[h] += scale * (the product of rows g + 8 h and one row of x over the blocks of a chunk).
-template <class Format>
-__device__ __forceinline__ void add_chunk(float (&sum)[2], const uint32_t (&a)[4][4], const Operand &x,
-                                          const float2 (&scale)[Format::BLOCKS],
-                                          const float2 (&minimum)[Format::BLOCKS]) {
-    constexpr int STEPS = 4 / Format::BLOCKS;
-#pragma unroll
-    for (int block = 0; block < Format::BLOCKS; block++) {
-        float d[4];
-#pragma unroll
-        for (int step = block * STEPS; step < (block + 1) * STEPS; step++) {
-            if (step == block * STEPS) {
-                multiply(d, a[step], x.words[2 * step], x.words[2 * step + 1]);
-            } else {
-                multiply_add(d, a[step], x.words[2 * step], x.words[2 * step + 1]);
-            }
-        }
-        sum[0] = fmaf(scale[block].x, d[0] + d[1], sum[0]);
-        sum[1] = fmaf(scale[block].y, d[2] + d[3], sum[1]);
-        if constexpr (Format::HAS_MINIMUM) {
-            // The sum of x over the block, as the product with ones.
-            constexpr uint32_t ONES[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-            float total[4];
-#pragma unroll
-            for (int step = block * STEPS; step < (block + 1) * STEPS; step++) {
-                if (step == block * STEPS) {
-                    multiply(total, ONES, x.words[2 * step], x.words[2 * step + 1]);
-                } else {
-                    multiply_add(total, ONES, x.words[2 * step], x.words[2 * step + 1]);
-                }
-            }
-            sum[0] = fmaf(minimum[block].x, total[0] + total[1], sum[0]);
-            sum[1] = fmaf(minimum[block].y, total[0] + total[1], sum[1]);
-        }
-    }
-}
-
-// TILES groups of four rows of x. With DOWN the slots of one row of x are summed, each times its weight.
-template <class Format, int TILES, bool DOWN>
+// TILES groups of four rows of x, or with ONE a single row. With DOWN the slots of one row of x are summed, each times
+// its weight.
+template <class Format, int TILES, bool ONE, bool DOWN>
 __device__ __forceinline__ void product(const Product &p, const Routing &routing) {
-    constexpr int AHEAD = Format::ahead(TILES), RING = Format::operand_ring(TILES), CHUNKS = tiles::RECORD_CHUNKS;
+    static_assert(!ONE || TILES == 1, "a single row");
+    constexpr int AHEAD = Format::ahead(TILES), CHUNKS = tiles::RECORD_CHUNKS;
+    // Operands on their way: with ONE those of this record and the next, each with all its chunks.
+    constexpr int RING = ONE ? 2 : Format::operand_ring(TILES);
     constexpr int DEPTH = (AHEAD + CHUNKS - 1) / CHUNKS;
     static_assert(DEPTH <= 2, "records on their way");
     // With less than a record ahead, the rest of a record is asked for while its first chunks are multiplied.
@@ -186,24 +156,27 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             if constexpr (!WITHIN) step(ahead, record);
         }
     }
-    Start start = {};
-    if (current.task < walk.tasks) start = constants_of<TILES>(p, current.task, lane, team.member);
     const typename Format::Decoder decoder(shared, lane);
-    float *factors = reinterpret_cast<float *>(shared + Format::Decoder::BYTES);
-    float *exchange = factors + FACTOR_BYTES<TILES> / 4;
-    factors = p.factor_squares && !DOWN ? factors + team.index * TILES * TILE_ROWS_OF_X : nullptr;
-    wait_for_previous_kernel();
-    Residual residual = {};
-    if (current.task < walk.tasks) residual = residual_of<TILES>(p, current.task, lane, team.member);
+
+    // What outputs need besides the sums, as far as it is constant.
+    const Workspace<typename Format::Decoder, TILES> workspace(shared, team, lane, 0);
+    const bool has_factors = !DOWN && p.factor_squares, has_outputs = team.member < TILES && current.task < walk.tasks;
+    const float *residual = nullptr;
+    Outputs outputs = {};
+    if (has_outputs) {
+        outputs = ask_for_constants(workspace.words, workspace.WORD_STEP, p, current.task, lane, team.member);
+        residual = Start::residual_at(p, outputs);
+    }
 
     // The first operands. `x_end` has the columns that are left of a record, as this lane counts them.
-    const int x_step = 8 * p.cols, x_lane = group * p.cols + lane % 4 * Format::Columns::RUN;
-    const int rows_left = 2 * p.n - group;
+    const int x_step = 8 * p.cols, x_column = lane % 4 * Format::Columns::RUN + (ONE ? group / 2 * tiles::CHUNK : 0);
+    const int x_lane = (ONE ? group % 2 : group) * p.cols + x_column;
+    const int rows_left = ONE ? 1 : 2 * p.n - group;
     const auto x_of = [&](const Place &at) {
         return x_lane + (DOWN ? at.slot * 2 * p.cols : 0) + at.record * CHUNKS * tiles::CHUNK;
     };
     const auto x_end_of = [&](const Place &at) {
-        const int left = p.cols - at.record * CHUNKS * tiles::CHUNK - lane % 4 * Format::Columns::RUN;
+        const int left = p.cols - at.record * CHUNKS * tiles::CHUNK - x_column;
         return at.task < walk.tasks && rows_left > 0 ? left : 0;
     };
     Operand x[RING];
@@ -215,17 +188,27 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             Format::Columns::load(to, p.x + uint32_t(from + nth * x_step), chunk * tiles::CHUNK, end);
         }
     };
+    const auto load_first = [&](const bf16 *from, int end) {
 #pragma unroll
-    for (int place = 0; place < RING; place++) {
-        x[place].clear();
-        load_x(x[place], x_at, x_end, place);
-    }
+        for (int place = 0; place < RING; place++) {
+            x[place].clear();
+            if (ONE && place > 0) break;
+            const int chunk = place / TILES, nth = place % TILES;
+            if (TILES == 1 || 8 * nth < rows_left) {
+                Format::Columns::load(x[place], from + uint32_t(nth * x_step), chunk * tiles::CHUNK, end);
+            }
+        }
+    };
+    // All addresses before the wait, which is then followed by loads alone.
+    const bf16 *x_first = p.x + uint32_t(x_at);
+    asm volatile("" : "+l"(x_first), "+r"(x_end), "+l"(residual));
+    wait_for_previous_kernel();
+    load_first(x_first, x_end);
+    if (has_outputs) ask_for_residual(workspace.words, workspace.WORD_STEP, p, residual, outputs);
+    if (has_factors) find_factors(workspace.factors, p, team, TILES * TILE_ROWS_OF_X, lane);
 
-    if (factors) find_factors<TILES>(factors, p, team, lane);
-    add_residual(start, residual);
-    const int exchange_step = SUMS_TWICE<TILES> ? int(blockDim.x) / WARP * TILES * TILE_OUTPUTS : 0;
     float sum[TILES][2] = {};
-    int parity = 0;
+    int turn = 0;
     // The record at `current`, whose codes are the `depth`th of those on their way; false when there is none left.
     const auto multiply_record = [&](auto depth_constant) {
         constexpr int depth = decltype(depth_constant)::value;
@@ -234,9 +217,22 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
         // Chunks of the record at `ahead`: none past the end.
         int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
         Place next = current;
-        const bool ends_tile = walk.step(next);
+        walk.step(next);
+        const bool ends_task = next.task != current.task;
         const int x_next = x_of(next);
-        const int x_next_end = x_end_of(next);
+        // Unless they are few, the operands of the next task are asked for once this one is done: their registers
+        // serve to finish it.
+        const int x_next_end = ends_task && !ONE ? 0 : x_end_of(next);
+        [[maybe_unused]] float totals[Format::BLOCKS] = {};
+        if constexpr (ONE) {
+            load_x(x[1], x_next, x_next_end, 0);
+            if constexpr (Format::HAS_MINIMUM) {
+#pragma unroll
+                for (int block = 0; block < Format::BLOCKS; block++) {
+                    totals[block] = total_of<4 / Format::BLOCKS>(x[0], block);
+                }
+            }
+        }
 
         float of_record[TILES][2] = {};
         auto &into = DOWN ? of_record : sum;
@@ -250,8 +246,11 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
                 decoder.fragments(a, of_chunk);
                 Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
             }
+            if constexpr (ONE) {
+                if (here) add_chunk_of_one<Format>(into[0], a, x[0], scale, minimum, totals, chunk);
+            }
 #pragma unroll
-            for (int nth = 0; nth < TILES; nth++) {
+            for (int nth = 0; nth < TILES && !ONE; nth++) {
                 const int place = chunk * TILES + nth;
                 if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
                 if (place + RING < CHUNKS * TILES) {
@@ -277,19 +276,20 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
         }
 
-        if (ends_tile && next.task != current.task) {
-            finish<TILES>(p, team, current.task, lane, sum, start, factors, exchange + parity * exchange_step);
-            parity ^= 1;
-            if (next.task < walk.tasks) {
-                start = constants_of<TILES>(p, next.task, lane, team.member);
-                add_residual(start, residual_of<TILES>(p, next.task, lane, team.member));
-            }
+        if (ends_task) {
+            finish<typename Format::Decoder, TILES>(p, shared, turn, current.task, next.task, sum, has_factors);
+            turn ^= 1;
 #pragma unroll
             for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
         }
         current = next;
         x_at = x_next;
-        x_end = x_next_end;
+        x_end = x_end_of(next);
+        if constexpr (ONE) {
+            x[0] = x[1];
+        } else if (ends_task) {
+            load_first(p.x + uint32_t(x_at), x_end);
+        }
         return true;
     };
     // Each place in the registers by its number: a loop that the compiler leaves standing would put them in memory.
@@ -305,7 +305,12 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
 template <class Format, int TILES> __device__ __forceinline__ void dense(Product p) {
     let_next_kernel_start();
     p.skip_rows(int(blockIdx.y) * TILES * TILE_ROWS_OF_X);
-    product<Format, TILES, false>(p, Routing{});
+    product<Format, TILES, false, false>(p, Routing{});
+}
+
+template <class Format> __device__ __forceinline__ void dense_of_one(const Product &p) {
+    let_next_kernel_start();
+    product<Format, 1, true, false>(p, Routing{});
 }
 
 // out[slot] = act(gate x) * (up x) with the matrices of the expert of slot blockIdx.y.
@@ -322,7 +327,7 @@ template <class Format> __device__ __forceinline__ void routed_gated(Product p, 
     if (p.factor_squares) p.factor_squares += size_t(row) * Product::tiles_of(p.factor_width);
     p.out = static_cast<uint8_t *>(p.out) + size_t(slot) * p.out_width * 4;
     p.n = 1;
-    product<Format, 1, false>(p, routing);
+    product<Format, 1, true, false>(p, routing);
 }
 
 // out[row] = (what it holds, or nothing) + sum over slots of weight * (down y[slot]) for row blockIdx.y.
@@ -336,7 +341,7 @@ template <class Format> __device__ __forceinline__ void routed_down(Product p, R
     p.x += size_t(row) * routing.slots * 2 * p.cols;
     p.skip_outputs(row);
     p.n = 1;
-    product<Format, 1, true>(p, routing);
+    product<Format, 1, true, true>(p, routing);
 }
 
 }  // namespace linear
@@ -347,6 +352,9 @@ template <class Format> __device__ __forceinline__ void routed_down(Product p, R
         linear::dense<Format, rows / linear::TILE_ROWS_OF_X>(p);                                            \
     }
 #define LINEAR_KERNELS(name, Format)                                                                        \
+    extern "C" __global__ void __launch_bounds__(512, 1) name##_1(const __grid_constant__ linear::Product p) { \
+        linear::dense_of_one<Format>(p);                                                                    \
+    }                                                                                                       \
     LINEAR_DENSE(name, Format, 4)                                                                           \
     LINEAR_DENSE(name, Format, 8)                                                                           \
     LINEAR_DENSE(name, Format, 16)                                                                          \
