@@ -70,7 +70,7 @@ const PROBED_ROWS: [usize; 7] = [17, 64, 100, 512, 1000, 4096, 65_536];
 
 impl CublasLt {
     /// The number of rows for which algorithms are chosen where nothing else is said: the usual chunk of a prompt.
-    pub const CHOICE_ROWS: usize = 1024;
+    pub const CHOICE_ROWS: usize = 512;
 
     /// Loads the library; algorithms will be chosen for products of `choice_rows` rows.
     ///

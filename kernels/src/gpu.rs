@@ -10,9 +10,7 @@ use std::{
 
 use cudarc::driver::sys;
 
-use crate::{
-    Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function, profile::Recorder,
-};
+use crate::{Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function, profile::Recorder};
 
 /// What is known of a card.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,10 +4,6 @@
 //! a residual, or makes a gated activation of a pair. [`linear_routed_gated`] and [`linear_routed_down`] are the two
 //! products of routed experts, with the experts' numbers read on the device.
 //!
-//! A root-mean-square norm between two products takes no launch of its own: the product before it makes the operand and
-//! sums of squares of the new residual ([`NextNorm`]), the one after it multiplies its results by what those sums give
-//! ([`RowFactor`]).
-//!
 //! A row's result depends on the row and the matrices only, bit for bit: not on the number of rows, nor on the card.
 
 use bytemuck::NoUninit;
@@ -32,40 +28,15 @@ pub struct Matrix<'a> {
 }
 
 /// What becomes of a product.
-#[derive(Clone, Copy, Debug)]
-pub enum Then<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
     /// It takes the place of what the output holds: f32 `[n, width]`.
     Store,
-    /// It is added to what the output holds: f32 `[n, width]`; and made ready for a norm and a product of the sum, if the
-    /// call has one matrix that fills the width.
-    Add(Option<NextNorm<'a>>),
+    /// It is added to what the output holds: f32 `[n, width]`.
+    Add,
     /// `act(gate) * up` of two matrices of equal size takes the place of what the output holds: [`Form::Split`]
     /// `[n, 2, width]`.
     Gated(Activation),
-}
-
-/// What a product after a root-mean-square norm of the rows `y` that [`Then::Add`] makes will take as its operand and as
-/// its [`RowFactor`].
-#[derive(Clone, Copy, Debug)]
-pub struct NextNorm<'a> {
-    /// The weights of the norm, f32 `[width]`.
-    pub weight: Slice<'a>,
-    /// `y * weight`, to be written: [`Form::Split`] `[n, 2, width]`.
-    pub operand: Slice<'a>,
-    /// For each 16 elements of a row of `y` (or what is left of it) the sum of their squares, to be written: f32
-    /// `[n, width / 16 rounded up]`.
-    pub squares: Slice<'a>,
-}
-
-/// What the results of each row are multiplied by, before the bias: `1 / sqrt(sum of its squares / width + epsilon)`.
-#[derive(Clone, Copy, Debug)]
-pub struct RowFactor<'a> {
-    /// [`NextNorm::squares`], f32 `[n, width / 16 rounded up]` at an address that is a multiple of 16.
-    pub squares: Slice<'a>,
-    /// Elements of a row that was squared.
-    pub width: usize,
-    /// The norm's epsilon.
-    pub epsilon: f32,
 }
 
 /// The sizes and places of a [`linear`] call.
@@ -81,10 +52,8 @@ pub struct Linear<'a> {
     pub format: TileFormat,
     /// One to three; gate and up for [`Then::Gated`].
     pub matrices: &'a [Matrix<'a>],
-    /// What the product is multiplied by, row by row.
-    pub factor: Option<RowFactor<'a>>,
     /// What becomes of the result.
-    pub then: Then<'a>,
+    pub then: Then,
     /// As `then` says.
     pub out: Slice<'a>,
     /// Features of a row of the output.
@@ -94,7 +63,7 @@ pub struct Linear<'a> {
 /// The rows that a call takes at most.
 pub(crate) const MOST_ROWS: usize = 64;
 
-/// `out[i, column + r] = factor[i] sum_k x[i, k] W[r, k] + bias[r]` for each matrix, or what [`Then`] makes of it.
+/// `out[i, column + r] = sum_k x[i, k] W[r, k] + bias[r]` for each matrix, or what [`Then`] makes of it.
 ///
 /// How the sum is split over warps depends on the rows of all matrices of the call together, and on the columns: the
 /// same call on more rows of x gives each row the same bits.
@@ -104,19 +73,13 @@ pub(crate) const MOST_ROWS: usize = 64;
 /// matrix reaches past the output's width, a slice is too small, or the launch fails.
 pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     const OPERATION: &str = "linear";
-    let Linear { x, n, cols, format, matrices, factor, then, out, width } = *call;
+    let Linear { x, n, cols, format, matrices, then, out, width } = *call;
     limit(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
     limit(OPERATION, "the matrices, at most", 3, matrices.len())?;
     let mut product = Product::new(OPERATION, cols, width, then)?;
     product.n = n as i32;
     product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::F32.bytes(n, width)?)?;
-    product.set_factor(OPERATION, factor, n)?;
-    if let Then::Add(Some(next)) = then {
-        equal(OPERATION, "the matrices before a norm", 1, matrices.len())?;
-        equal(OPERATION, "the rows of a matrix before a norm", width, matrices[0].rows)?;
-        product.set_next(OPERATION, next, n)?;
-    }
     if matches!(then, Then::Gated(_)) {
         equal(OPERATION, "the matrices of a gated pair", 2, matrices.len())?;
         for matrix in matrices {
@@ -139,22 +102,20 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
         return if cols == 0 { Err(empty(OPERATION)) } else { Ok(()) };
     }
     let row_tiles = matrices.iter().map(|matrix| matrix.rows.div_ceil(TILE_ROWS)).sum();
-    let team = Team::new(row_tiles, records(cols), product.halves());
+    let team = Team::new(row_tiles, records(cols), then);
     product.split_log2 = team.split_log2;
     let tasks = if matches!(then, Then::Gated(_)) { row_tiles / 2 } else { row_tiles };
     let kernel = match n {
-        ..=1 => Kernel::Rows1,
-        2..=4 => Kernel::Rows4,
+        ..=4 => Kernel::Rows4,
         5..=8 => Kernel::Rows8,
         9..=16 => Kernel::Rows16,
         _ => Kernel::Rows32,
     };
     // Blocks of the same matrices for further rows run beside the first, so that weights come from memory once.
     let groups = n.div_ceil(32);
-    let teams = team.of_block(gpu, tasks * groups);
-    let at_once = gpu.properties().multiprocessors as usize * team.blocks_of_multiprocessor(teams) / groups;
-    let blocks = tasks.div_ceil(teams).min(at_once.max(1));
-    launch(gpu, format, kernel, teams * team.warps, [blocks, groups], Arguments::new().value(product))
+    let at_once = gpu.properties().multiprocessors as usize * team.blocks_of_multiprocessor() / groups;
+    let blocks = tasks.div_ceil(team.of_block()).min(at_once.max(1));
+    launch(gpu, format, kernel, team, [blocks, groups], Arguments::new().value(product))
 }
 
 /// The sizes and places of a [`linear_routed_gated`] call.
@@ -180,29 +141,25 @@ pub struct LinearRoutedGated<'a> {
     pub ids: Slice<'a>,
     /// Experts of a row.
     pub per_row: usize,
-    /// What the products with gate and up are multiplied by, row of x by row.
-    pub factor: Option<RowFactor<'a>>,
     /// What the gate goes through.
     pub activation: Activation,
     /// [`Form::Split`] `[n * per_row, 2, rows]`.
     pub out: Slice<'a>,
 }
 
-/// `out[i * per_row + j] = act(factor[i] gate_e x[i]) * (factor[i] up_e x[i])` with e the expert `ids[i, j]`.
+/// `out[i * per_row + j] = act(gate_e x[i]) * (up_e x[i])` with e the expert `ids[i, j]`.
 ///
 /// # Errors
 /// There are more than [`MOST_ROWS`] rows, the columns are no multiple of 8, a slice is too small, or the launch fails.
 pub fn linear_routed_gated(gpu: &Gpu, call: &LinearRoutedGated<'_>) -> Result<()> {
     const OPERATION: &str = "linear routed gated";
-    let LinearRoutedGated { x, n, cols, format, gate, up, experts, rows, ids, per_row, factor, activation, out } =
-        *call;
+    let LinearRoutedGated { x, n, cols, format, gate, up, experts, rows, ids, per_row, activation, out } = *call;
     limit(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
     let slots = n.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
     let then = Then::Gated(activation);
     let mut product = Product::new(OPERATION, cols, rows, then)?;
     product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::Split.bytes(slots, rows)?)?;
-    product.set_factor(OPERATION, factor, n)?;
     let (expert_bytes, all_bytes) = expert_bytes(format, rows, cols, experts)?;
     product.weights[0] = aligned(OPERATION, gate, "the gate matrices in bytes", all_bytes)?;
     product.weights[1] = aligned(OPERATION, up, "the up matrices in bytes", all_bytes)?;
@@ -217,11 +174,10 @@ pub fn linear_routed_gated(gpu: &Gpu, call: &LinearRoutedGated<'_>) -> Result<()
         return Err(empty(OPERATION));
     }
     let row_tiles = rows.div_ceil(TILE_ROWS);
-    let team = Team::new(2 * row_tiles * per_row, records(cols), product.halves());
+    let team = Team::new(2 * row_tiles * per_row, records(cols), then);
     product.split_log2 = team.split_log2;
-    let teams = team.of_block(gpu, row_tiles * slots);
-    let grid = [row_tiles.div_ceil(teams), slots];
-    launch(gpu, format, Kernel::RoutedGated, teams * team.warps, grid, Arguments::new().value(product).value(routing))
+    let grid = [row_tiles.div_ceil(team.of_block()), slots];
+    launch(gpu, format, Kernel::RoutedGated, team, grid, Arguments::new().value(product).value(routing))
 }
 
 /// The sizes and places of a [`linear_routed_down`] call.
@@ -250,8 +206,6 @@ pub struct LinearRoutedDown<'a> {
     pub per_row: usize,
     /// Whether the result is added to what `out` holds (a residual) or takes its place.
     pub add: bool,
-    /// With `add`, what a norm and a product of the sum will take; rows that are skipped stay as they are there too.
-    pub next: Option<NextNorm<'a>>,
     /// f32 `[n, rows]`.
     pub out: Slice<'a>,
 }
@@ -262,20 +216,13 @@ pub struct LinearRoutedDown<'a> {
 /// There are more than [`MOST_ROWS`] rows, the columns are no multiple of 8, a slice is too small, or the launch fails.
 pub fn linear_routed_down(gpu: &Gpu, call: &LinearRoutedDown<'_>) -> Result<()> {
     const OPERATION: &str = "linear routed down";
-    let LinearRoutedDown { x, n, cols, format, down, experts, rows, ids, gates, per_row, add, next, out } = *call;
+    let LinearRoutedDown { x, n, cols, format, down, experts, rows, ids, gates, per_row, add, out } = *call;
     limit(OPERATION, "the rows of the output, at most", MOST_ROWS, n)?;
     let slots = n.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
-    let then = if add { Then::Add(next) } else { Then::Store };
+    let then = if add { Then::Add } else { Then::Store };
     let mut product = Product::new(OPERATION, cols, rows, then)?;
     product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(slots, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::F32.bytes(n, rows)?)?;
-    if let Some(next) = next {
-        if !add {
-            let what = "a norm of a result that is not added to a residual".to_owned();
-            return Err(Error::Unsupported { operation: OPERATION, what });
-        }
-        product.set_next(OPERATION, next, n)?;
-    }
     let (expert_bytes, all_bytes) = expert_bytes(format, rows, cols, experts)?;
     product.weights[0] = aligned(OPERATION, down, "the matrices in bytes", all_bytes)?;
     product.rows[0] = product.width;
@@ -290,11 +237,10 @@ pub fn linear_routed_down(gpu: &Gpu, call: &LinearRoutedDown<'_>) -> Result<()> 
         return Err(empty(OPERATION));
     }
     let row_tiles = rows.div_ceil(TILE_ROWS);
-    let team = Team::of_routed_down(row_tiles, records(cols) * per_row);
+    let team = Team::new(row_tiles, records(cols) * per_row, then);
     product.split_log2 = team.split_log2;
-    let teams = team.of_block(gpu, row_tiles * n);
-    let grid = [row_tiles.div_ceil(teams), n];
-    launch(gpu, format, Kernel::RoutedDown, teams * team.warps, grid, Arguments::new().value(product).value(routing))
+    let grid = [row_tiles.div_ceil(team.of_block()), n];
+    launch(gpu, format, Kernel::RoutedDown, team, grid, Arguments::new().value(product).value(routing))
 }
 
 /// The kernels' first argument: `Product` in `cuda/linear/finish.cuh`.
@@ -312,16 +258,10 @@ struct Product {
     width: i32,
     then: i32,
     split_log2: i32,
-    factor_width: i32,
-    factor_squares: u64,
-    next_weight: u64,
-    next_operand: u64,
-    next_squares: u64,
-    inverse_width: f32,
-    epsilon: f32,
+    padding: i32,
 }
 
-// SAFETY: eight integers of eight bytes, twelve of four, four of eight, and two floats of four: without a gap.
+// SAFETY: eight integers of eight bytes, then twelve of four: without a gap.
 unsafe impl NoUninit for Product {}
 
 /// The kernels' second argument: `Routing` in `cuda/linear/product.cuh`.
@@ -339,15 +279,13 @@ struct Routing {
 unsafe impl NoUninit for Routing {}
 
 impl Product {
-    fn new(operation: &'static str, cols: usize, width: usize, then: Then<'_>) -> Result<Self> {
+    fn new(operation: &'static str, cols: usize, width: usize, then: Then) -> Result<Self> {
         if !cols.is_multiple_of(8) {
             return Err(Error::Unsupported {
                 operation,
                 what: format!("{cols} input features: products of few rows take multiples of 8"),
             });
         }
-        // The kernels keep a place in 32 rows of the output in 30 bits.
-        limit(operation, "the features of the output, at most", 1 << 25, width)?;
         Ok(Self {
             weights: [0; 3],
             bias: [0; 3],
@@ -360,44 +298,13 @@ impl Product {
             width: size(operation, "the features of the output", width)?,
             then: match then {
                 Then::Store => 0,
-                Then::Add(_) => 1,
+                Then::Add => 1,
                 Then::Gated(Activation::Silu) => 2,
                 Then::Gated(Activation::GeluTanh) => 3,
             },
             split_log2: 0,
-            factor_width: 0,
-            factor_squares: 0,
-            next_weight: 0,
-            next_operand: 0,
-            next_squares: 0,
-            inverse_width: 0.0,
-            epsilon: 0.0,
+            padding: 0,
         })
-    }
-
-    /// The matrices that a task takes a row tile of.
-    fn halves(&self) -> usize {
-        if self.then >= 2 { 2 } else { 1 }
-    }
-
-    fn set_factor(&mut self, operation: &'static str, factor: Option<RowFactor<'_>>, n: usize) -> Result<()> {
-        let Some(RowFactor { squares, width, epsilon }) = factor else { return Ok(()) };
-        let bytes = Form::F32.bytes(n, width.div_ceil(TILE_ROWS))?;
-        self.factor_squares = aligned(operation, squares, "the sums of squares in bytes", bytes)?;
-        self.factor_width = size(operation, "the width of the norm", width)?;
-        self.inverse_width = 1.0 / width as f32;
-        self.epsilon = epsilon;
-        Ok(())
-    }
-
-    fn set_next(&mut self, operation: &'static str, next: NextNorm<'_>, n: usize) -> Result<()> {
-        let NextNorm { weight, operand, squares } = next;
-        let width = self.width as usize;
-        self.next_weight = weight.expect(operation, "the norm's weights in bytes", Form::F32.bytes(1, width)?)?;
-        self.next_operand = operand.expect(operation, "the next operand in bytes", Form::Split.bytes(n, width)?)?;
-        let bytes = Form::F32.bytes(n, width.div_ceil(TILE_ROWS))?;
-        self.next_squares = squares.expect(operation, "the sums of squares in bytes", bytes)?;
-        Ok(())
     }
 }
 
@@ -411,43 +318,33 @@ struct Team {
 impl Team {
     /// Warps on all row tiles together that keep a large card busy: twice what the largest now holds.
     const ENOUGH_WARPS: usize = 4096;
-    /// The most warps of a block; of 128 registers a thread, they fill a multiprocessor.
+    /// The most warps of a block.
     const MOST_WARPS: usize = 16;
-    /// The most warps of a block of several teams, and of a team where each multiprocessor has one: half of a
-    /// multiprocessor is left for the start of the next kernel, and the weights that they have on their way, 36 to 64
-    /// KiB, are enough to be busy.
+    /// The warps of a block of small teams.
     const BLOCK_WARPS: usize = 8;
-    /// Row tiles that give each multiprocessor a team.
-    const MANY_TILES: usize = 128;
 
-    /// Doubles the warps on a row tile until there are enough of them, or each has at most one record: the second record
-    /// of a short row would be asked for only after the wait for the kernel before.
-    fn new(row_tiles: usize, records: usize, halves: usize) -> Self {
-        let most = if halves == 1 && row_tiles >= Self::MANY_TILES { Self::BLOCK_WARPS } else { Self::MOST_WARPS };
-        Self::doubled(row_tiles, halves, |warps| warps < records && 2 * warps * halves <= most)
-    }
-
-    /// The same, where each warp must have a record.
-    fn of_routed_down(row_tiles: usize, records: usize) -> Self {
-        Self::doubled(row_tiles, 1, |warps| 2 * warps <= records.min(Self::MOST_WARPS))
-    }
-
-    fn doubled(row_tiles: usize, halves: usize, more: impl Fn(usize) -> bool) -> Self {
+    /// Doubles the warps on a row tile until there are enough of them, while each has a record.
+    fn new(row_tiles: usize, records: usize, then: Then) -> Self {
+        let halves = if matches!(then, Then::Gated(_)) { 2 } else { 1 };
         let mut split_log2 = 0;
-        while more(1 << split_log2) && row_tiles << split_log2 < Self::ENOUGH_WARPS {
+        while 2 << split_log2 <= records.min(Self::MOST_WARPS / halves) && row_tiles << split_log2 < Self::ENOUGH_WARPS
+        {
             split_log2 += 1;
         }
         Self { split_log2, warps: halves << split_log2 }
     }
 
-    /// Teams of a block: few where there are not tasks for all multiprocessors, so that each has a little to load.
-    fn of_block(self, gpu: &Gpu, tasks: usize) -> usize {
-        let most = (Self::BLOCK_WARPS / self.warps).max(1);
-        (tasks / gpu.properties().multiprocessors as usize).clamp(1, most)
+    fn warps_of_block(self) -> usize {
+        self.warps.max(Self::BLOCK_WARPS)
     }
 
-    fn blocks_of_multiprocessor(self, teams: usize) -> usize {
-        Self::MOST_WARPS / (teams * self.warps)
+    fn of_block(self) -> usize {
+        self.warps_of_block() / self.warps
+    }
+
+    /// Sixteen warps of 128 registers a thread fill a multiprocessor.
+    fn blocks_of_multiprocessor(self) -> usize {
+        Self::MOST_WARPS / self.warps_of_block()
     }
 }
 
@@ -460,29 +357,25 @@ fn launch(
     gpu: &Gpu,
     format: TileFormat,
     kernel: Kernel,
-    warps: usize,
+    team: Team,
     grid: [usize; 2],
     arguments: Arguments,
 ) -> Result<()> {
     let (image, name) = kernel.of(format);
-    // The warps' sums of 64 outputs a group, behind the table of NF4 and `FACTOR_BYTES`; twice as `SUMS_TWICE` in the
-    // kernels says.
+    // The warps' sums of 64 outputs a group, behind the table of NF4; twice as `SUMS_TWICE` in the kernels says.
     let times = if kernel.groups() < 8 { 2 } else { 1 };
-    let sums = times * warps * kernel.groups() * 64 * 4 + 128 * kernel.groups();
-    // What lanes keep for their outputs, which for NF4 lies in the gaps of its table: `START_WORDS` for `START_WARPS`.
-    let words = if format == TileFormat::Nf4 { 0 } else { 8 * 7 * 32 * 4 };
+    let sums = times * team.warps_of_block() * kernel.groups() * 64 * 4;
     let table = if format == TileFormat::Nf4 { 256 * 256 } else { 0 };
     let launch = Launch {
         grid: [grid[0] as u32, grid[1] as u32, 1],
-        threads: 32 * warps as u32,
-        shared_bytes: (table + sums + words) as u32,
+        threads: 32 * team.warps_of_block() as u32,
+        shared_bytes: (table + sums) as u32,
     };
     gpu.launch(&gpu.function(image, name)?, launch, arguments)
 }
 
 #[derive(Clone, Copy)]
 enum Kernel {
-    Rows1,
     Rows4,
     Rows8,
     Rows16,
@@ -496,7 +389,6 @@ macro_rules! names {
         (
             $image,
             match $kernel {
-                Kernel::Rows1 => concat!($image, "_1"),
                 Kernel::Rows4 => concat!($image, "_4"),
                 Kernel::Rows8 => concat!($image, "_8"),
                 Kernel::Rows16 => concat!($image, "_16"),
@@ -527,7 +419,7 @@ impl Kernel {
     /// Groups of four rows of x in a block.
     fn groups(self) -> usize {
         match self {
-            Self::Rows1 | Self::Rows4 | Self::RoutedGated | Self::RoutedDown => 1,
+            Self::Rows4 | Self::RoutedGated | Self::RoutedDown => 1,
             Self::Rows8 => 2,
             Self::Rows16 => 4,
             Self::Rows32 => 8,

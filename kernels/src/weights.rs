@@ -1,6 +1,6 @@
 //! How a weight matrix lies on the device: what the host's packer made, and what kernels take.
 //!
-//! The bytes of each format are described in `cuda/common/tiles.cuh` and `cuda/common/blocks.cuh`; `tiles` of ironloom-quant
+//! The bytes of each format are described in `cuda/vocabulary/tiles.cuh` and `cuda/vocabulary/blocks.cuh`; `tiles` of ironloom-quant
 //! makes them.
 
 use ironloom_core::DType;

@@ -4,7 +4,7 @@
 //! `y = shared(x) + sum over e in S of p_e expert_e(x)`, the sum in ascending order of `e`, so that a row's result does not
 //! depend on the rows beside it. A gated shared expert is weighted by `sigmoid(x g^T)`.
 
-use ironloom_nn::{FeedForward, Linear};
+use ironloom_nn::{FeedForward, Linear, RmsNorm};
 use ironloom_tensor::{
     Context, Tensor,
     ops::{self, ExpertWeights, Routing},
@@ -28,11 +28,17 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// `residual` `[n, width]` plus the block's output for `x [n, width]`.
+    /// `residual` `[n, width]` plus the block's output for `x [n, width]`, and `next`'s norm of it.
     ///
     /// # Errors
     /// A shape does not fit.
-    pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+    pub fn forward_add_norm(
+        &self,
+        cx: &Context,
+        residual: Tensor,
+        x: &Tensor,
+        next: &RmsNorm,
+    ) -> Result<(Tensor, Tensor)> {
         let routing = self.route(cx, x)?;
         let sum = match &self.shared {
             None => residual,
@@ -47,7 +53,12 @@ impl Experts {
             .map(|expert| ExpertWeights { gate: &expert.gate.weight, up: &expert.up.weight, down: &expert.down.weight })
             .collect();
         let activation = self.experts.first().map_or(ops::Activation::Silu, |expert| expert.activation);
-        Ok(ops::routed_experts(cx, sum, x, &routing, &experts, activation)?)
+        let (sum, normed) = ops::routed_experts(cx, sum, x, &routing, &experts, activation, Some(next.norm()))?;
+        let normed = match normed {
+            Some(normed) => normed,
+            None => next.forward(cx, &sum)?,
+        };
+        Ok((sum, normed))
     }
 
     /// Which experts the rows go to, and with what weights.

@@ -36,7 +36,7 @@ pub mod text;
 pub use config::{Architecture, Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, SharedExpertConfig};
 pub use error::{Error, Result};
 pub use experts::Experts;
-pub use load::{LoadOptions, available_memory};
 pub use ironloom_kernels::KernelTime;
+pub use load::{LoadOptions, available_memory};
 pub use model::{LogitRows, Model};
 pub use random::RandomWeights;

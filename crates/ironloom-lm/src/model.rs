@@ -193,56 +193,66 @@ impl Model {
         rows: LogitRows,
     ) -> Result<Tensor> {
         let (ids, positions) = (Indices::new(cx.device, ids)?, Indices::new(cx.device, positions)?);
-        let hidden = self.hidden(cx, &ids, &positions, &mut PassRows::Spans(spans))?;
-        match rows {
-            LogitRows::All => self.logits(cx, &hidden),
-            // A row's logits must not depend on how many rows its prompt had.
-            LogitRows::Last => self.logits(&cx.with_path(Path::Few), &ops::gather_rows(cx, &hidden, last_rows)?),
+        let (hidden, normed) = self.hidden(cx, &ids, &positions, &mut PassRows::Spans(spans))?;
+        if rows == LogitRows::All || last_rows.len() == ids.len() {
+            return Ok(self.head.forward(cx, &normed)?);
         }
+        // A row's logits must not depend on how many rows its prompt had.
+        let cx = cx.with_path(Path::Few);
+        let last = ops::gather_rows(&cx, &hidden, last_rows)?;
+        Ok(self.head.forward(&cx, &self.output_norm.forward(&cx, &last)?)?)
     }
 
-    /// The logits of rows after the last layer.
-    pub(crate) fn logits(&self, cx: &Context, hidden: &Tensor) -> Result<Tensor> {
-        Ok(self.head.forward(cx, &self.output_norm.forward(cx, hidden)?)?)
-    }
-
-    /// The rows after the last layer, before the output norm.
+    /// The rows after the last layer, and the output norm of them.
     pub(crate) fn hidden(
         &self,
         cx: &Context,
         ids: &Indices,
         positions: &Indices,
         rows: &mut PassRows<'_, '_>,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Tensor)> {
         let phases = self
             .ropes
             .iter()
             .map(|(frequencies, factor)| ops::rope_phases(cx, frequencies, *factor, positions))
             .collect::<ironloom_tensor::Result<Vec<_>>>()?;
         let mut x = self.embedding.forward(cx, ids)?;
+        let norm_before =
+            |layer: usize| self.blocks.get(layer).map_or(&self.output_norm, |block: &Block| &block.attention_norm);
+        let mut normed = norm_before(0).forward(cx, &x)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let rows = match rows {
-                PassRows::Spans(spans) => PassRows::Spans(&mut **spans),
+                PassRows::Spans(spans) => PassRows::Spans(spans),
                 PassRows::Table(table) => PassRows::Table(table),
             };
-            x = block.forward(cx, x, AttentionInput { phases: &phases[block.rope], rows, layer })?;
+            let input = AttentionInput { phases: &phases[block.rope], rows, layer };
+            (x, normed) = block.forward(cx, x, &normed, input, norm_before(layer + 1))?;
         }
-        Ok(x)
+        Ok((x, normed))
     }
 }
 
 impl Block {
-    fn forward(&self, cx: &Context, x: Tensor, input: AttentionInput<'_, '_>) -> Result<Tensor> {
-        let normed = self.attention_norm.forward(cx, &x)?;
-        let x = match &self.attention_post_norm {
-            None => self.attention.forward_add(cx, x, &normed, input)?,
-            Some(norm) => norm.forward_add(cx, x, &self.attention.forward(cx, &normed, input)?)?,
+    /// The rows after the block, and `next`'s norm of them, from the rows before it and their norm.
+    fn forward(
+        &self,
+        cx: &Context,
+        x: Tensor,
+        normed: &Tensor,
+        input: AttentionInput<'_, '_>,
+        next: &RmsNorm,
+    ) -> Result<(Tensor, Tensor)> {
+        let between = &self.feed_forward_norm;
+        let (x, normed) = match &self.attention_post_norm {
+            None => self.attention.forward_add_norm(cx, x, normed, input, between)?,
+            Some(norm) => norm.forward_add_norm(cx, x, &self.attention.forward(cx, normed, input)?, between)?,
         };
-        let normed = self.feed_forward_norm.forward(cx, &x)?;
         Ok(match &self.feed_forward {
-            BlockFeedForward::Dense(block, None) => block.forward_add(cx, x, &normed)?,
-            BlockFeedForward::Dense(block, Some(norm)) => norm.forward_add(cx, x, &block.forward(cx, &normed)?)?,
-            BlockFeedForward::Routed(experts) => experts.forward_add(cx, x, &normed)?,
+            BlockFeedForward::Dense(block, None) => block.forward_add_norm(cx, x, &normed, next)?,
+            BlockFeedForward::Dense(block, Some(norm)) => {
+                norm.forward_add_norm(cx, x, &block.forward(cx, &normed)?, next)?
+            }
+            BlockFeedForward::Routed(experts) => experts.forward_add_norm(cx, x, &normed, next)?,
         })
     }
 }

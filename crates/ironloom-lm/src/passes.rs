@@ -41,6 +41,15 @@ struct CapturedPass {
     logits: Option<Tensor>,
 }
 
+impl Drop for Model {
+    /// A card's memory that passes have used and that waits for the next goes back with the model.
+    fn drop(&mut self) {
+        if let Device::Cuda(cuda) = &self.device {
+            cuda.gpu().trim();
+        }
+    }
+}
+
 /// Some spans of a pass that run together.
 struct Part {
     spans: Range<usize>,
@@ -158,8 +167,8 @@ impl Model {
     /// # Errors
     /// A kernel refuses, or the table is another model's.
     pub fn table_pass(&self, cx: &Context, table: &KvTable) -> Result<Tensor> {
-        let hidden = self.hidden(cx, &table.ids(), &table.positions(), &mut PassRows::Table(table))?;
-        self.logits(cx, &hidden)
+        let (_, normed) = self.hidden(cx, &table.ids(), &table.positions(), &mut PassRows::Table(table))?;
+        Ok(self.head.forward(cx, &normed)?)
     }
 }
 

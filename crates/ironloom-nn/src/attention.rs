@@ -55,10 +55,7 @@ impl Attention {
         let norms = self.qk_norm.as_ref().map(|[q, k]| ([&q.weight, &k.weight], q.epsilon));
         let options = RopeAppend { head_width: self.head_width, norms, phases };
         Ok(match rows {
-            PassRows::Table(table) => {
-                let q = ops::rope_append(cx, projected, &options, KvRows::Table(table, layer))?;
-                ops::attention_rows(cx, &q, table, layer, &self.options)?
-            }
+            PassRows::Table(table) => ops::attention_rows(cx, projected, &options, table, layer, &self.options)?,
             PassRows::Spans(spans) => {
                 let mut buffers: Vec<KvSpan<'_>> = spans
                     .iter_mut()
@@ -80,17 +77,18 @@ impl Attention {
         self.out.forward(cx, &self.attend(cx, x, input)?)
     }
 
-    /// `residual` `[n, width]` plus the block's output.
+    /// `residual` `[n, width]` plus the block's output, and `next`'s norm of it.
     ///
     /// # Errors
     /// A shape does not fit.
-    pub fn forward_add(
+    pub fn forward_add_norm(
         &self,
         cx: &Context,
         residual: Tensor,
         x: &Tensor,
         input: AttentionInput<'_, '_>,
-    ) -> Result<Tensor> {
-        self.out.forward_add(cx, residual, &self.attend(cx, x, input)?)
+        next: &RmsNorm,
+    ) -> Result<(Tensor, Tensor)> {
+        self.out.forward_add_norm(cx, residual, &self.attend(cx, x, input)?, next)
     }
 }

@@ -10,7 +10,7 @@
 namespace linear {
 
 template <class Layout> struct Bytes : Tiled<Layout> {
-    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 4 : 2; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups <= 4 ? 4 : 2; }
     __host__ __device__ static constexpr int operand_ring(int) { return 4; }
 
     struct Chunk {
@@ -78,8 +78,8 @@ struct Int8 : Bytes<tiles::Int8> {
         to = {__ldg(record.scales + lane / 4), __ldg(record.scales + lane / 4 + 8)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                     const Scales &scales, int, bool held) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                      const Scales &scales, int, bool held) {
         scale[0] = held ? make_float2(scales.upper, scales.lower) : make_float2(0.0f, 0.0f);
     }
 };
@@ -100,8 +100,8 @@ struct Q8_0 : Bytes<tiles::Q8_0> {
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
+                                                      const Scales &scales, int chunk, bool) {
         const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
         const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
         const float2 of_upper = halves(upper[chunk]), of_lower = halves(lower[chunk]);

@@ -29,7 +29,7 @@ template <int ZERO_POINT> struct SpreadDecoder : NoTable {
 template <class Layout> struct FourBits : Tiled<Layout> {
     using typename Tiled<Layout>::Record;
     using Chunk = uint4;  // a word a step
-    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 4; }
+    __host__ __device__ static constexpr int ahead(int) { return 8; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
@@ -51,8 +51,8 @@ struct Int4 : FourBits<tiles::Int4> {
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                      const Scales &scales, int chunk, bool) {
         const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
         const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
         scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
@@ -73,8 +73,8 @@ struct Q4_0 : FourBits<tiles::Q4_0> {
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
+                                                      const Scales &scales, int chunk, bool) {
         const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
         const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
         const float2 of_upper = halves(upper[chunk]), of_lower = halves(lower[chunk]);
@@ -85,7 +85,7 @@ struct Q4_0 : FourBits<tiles::Q4_0> {
 
 struct Q4_1 : FourBits<tiles::Q4_1> {
     static constexpr int BLOCKS = 2;
-    __host__ __device__ static constexpr int ahead(int groups) { return groups <= 2 ? 4 : 2; }
+    __host__ __device__ static constexpr int ahead(int) { return 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
     static constexpr bool HAS_MINIMUM = true;
     using Decoder = SpreadDecoder<0>;
@@ -104,8 +104,8 @@ struct Q4_1 : FourBits<tiles::Q4_1> {
         }
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
+                                                      const Scales &scales, int chunk, bool) {
         const uint4 upper = scales.upper[chunk / 2], lower = scales.lower[chunk / 2];
         const uint32_t of_upper[2] = {chunk % 2 ? upper.z : upper.x, chunk % 2 ? upper.w : upper.y};
         const uint32_t of_lower[2] = {chunk % 2 ? lower.z : lower.x, chunk % 2 ? lower.w : lower.y};

@@ -14,8 +14,6 @@ namespace linear {
 struct Q4_K : FourBits<tiles::Q4_K> {
     static constexpr int BLOCKS = 2;
     static constexpr bool HAS_MINIMUM = true;
-    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : groups == 2 ? 4 : 2; }
-    __host__ __device__ static constexpr int operand_ring(int) { return 2; }
     using Decoder = SpreadDecoder<0>;
     using FourBits::load;
 
@@ -35,8 +33,8 @@ struct Q4_K : FourBits<tiles::Q4_K> {
         }
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
+                                                      const Scales &scales, int chunk, bool) {
         const float2 above = halves(scales.factors[0]), below = halves(scales.factors[1]);
 #pragma unroll
         for (int block = 0; block < 2; block++) {
@@ -51,7 +49,7 @@ struct Q4_K : FourBits<tiles::Q4_K> {
 struct Q6_K : Tiled<tiles::Q6_K> {
     static constexpr int BLOCKS = 4;
     __host__ __device__ static constexpr int ahead(int) { return 4; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups <= 2 ? 4 : 2; }
     using Columns = RunsOfFour;
 
     struct Chunk {
@@ -81,8 +79,8 @@ struct Q6_K : Tiled<tiles::Q6_K> {
         }
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[4], float2 (&)[4],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[4], float2 (&)[4],
+                                                      const Scales &scales, int chunk, bool) {
         const auto word = [&](const uint4 &of) {
             return chunk == 0 ? of.x : chunk == 1 ? of.y : chunk == 2 ? of.z : of.w;
         };

@@ -17,7 +17,7 @@ namespace linear {
 
 struct Nf4 : Tiled<tiles::Nf4> {
     static constexpr int BLOCKS = 1;
-    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 4; }
+    __host__ __device__ static constexpr int ahead(int) { return 8; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
 
     struct Chunk {
@@ -37,16 +37,15 @@ struct Nf4 : Tiled<tiles::Nf4> {
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                     const Scales &scales, int chunk, bool) {
+     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                      const Scales &scales, int chunk, bool) {
         const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
         const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
         scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
     }
 
     struct Decoder {
-        // Half of each entry is a gap, for a warp's words.
-        static constexpr int ENTRY = 256, BYTES = 256 * ENTRY, WORD_STEP = ENTRY / 4;
+        static constexpr int ENTRY = 256, BYTES = 256 * ENTRY;
         const uint8_t *table;
         uint32_t bank;
 
@@ -64,15 +63,14 @@ struct Nf4 : Tiled<tiles::Nf4> {
             __syncthreads();
         }
 
-        // tiles::NF4_LEVELS, their low and high bytes picked from constants: memory would take as long as the first
-        // codes.
+        // tiles::NF4_LEVELS, chosen among constants: reading them from memory would take as long as the first codes.
         __device__ __forceinline__ static uint32_t level(int code) {
-            const bool positive = code & 8;
-            const uint32_t low = __byte_perm(positive ? 0xad7c25a3 : 0xca063280, positive ? 0x803910e2 : 0x00ba3d92,
-                                             code & 7);
-            const uint32_t high = __byte_perm(positive ? 0x3e3e3e3d : 0xbebfbfbf, positive ? 0x3f3f3f3e : 0x00bdbebe,
-                                              code & 7);
-            return (low & 255) | (high & 255) << 8;
+            constexpr uint32_t LEVELS[16] = {0xbf80, 0xbf32, 0xbf06, 0xbeca, 0xbe92, 0xbe3d, 0xbdba, 0x0000,
+                                             0x3da3, 0x3e25, 0x3e7c, 0x3ead, 0x3ee2, 0x3f10, 0x3f39, 0x3f80};
+            uint32_t level = LEVELS[0];
+#pragma unroll
+            for (int i = 1; i < 16; i++) level = code == i ? LEVELS[i] : level;
+            return level;
         }
 
         __device__ __forceinline__ uint32_t pair(uint32_t word, int byte) const {

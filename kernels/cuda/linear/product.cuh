@@ -20,20 +20,6 @@
 // - Two accumulators a row tile and four rows of x is all that lasts: registers stay under 128, 16 warps a
 //   multiprocessor.
 //
-// A short product is a chain of waits, not bytes. For one row and [2048, 2048], 128 teams of eight warps with a record
-// each, from the end of the kernel before to the last store, in cycles as estimated (1.75 in a nanosecond):
-//     the codes, the table of NF4, the bias, the weights of the next norm   0, asked for before
-//     x, the residual, the sums of squares: one round to the second-level cache, all asked for together   350
-//     the factor of the norm: 4 additions, 5 shuffles, a root, by a warp of the team for a row   170
-//     16 tensor-core products in chains of four, sums of four chunks to all lanes   230
-//     the warps' sums to shared memory, the team's one barrier   60
-//     four loads of 16 bytes, the sums of 8 warps in order, scaled, on the residual, stored   120
-//     3 shuffles for the sum of squares of the tile, stored   100
-// Addresses are known before the wait, and what outputs need besides lies in shared memory when the sums are there.
-// The second record of a warp would wait for memory once more, 600 and on: so a short row has a warp for each record,
-// if need be more warps than records, and blocks are small where tasks are few, so that each multiprocessor loads a
-// little.
-//
 // A gated pair is a team of twice the warps, half of it on each matrix. Several matrices on one input are one list of
 // tiles.
 #pragma once
@@ -41,8 +27,6 @@
 #include "../vocabulary/device.cuh"
 #include "../vocabulary/tiles.cuh"
 #include "finish.cuh"
-#include "multiply.cuh"
-#include "norm.cuh"
 #include "operand.cuh"
 
 namespace linear {
@@ -83,16 +67,48 @@ template <bool DOWN> struct Walk {
     }
 };
 
-// TILES groups of four rows of x, or with ONE a single row. With DOWN the slots of one row of x are summed, each times
-// its weight.
-template <class Format, int TILES, bool ONE, bool DOWN>
+// sum[h] += scale * (the product of rows g + 8 h and one row of x over the blocks of a chunk).
+template <class Format>
+__device__ __forceinline__ void add_chunk(float (&sum)[2], const uint32_t (&a)[4][4], const Operand &x,
+                                          const float2 (&scale)[Format::BLOCKS],
+                                          const float2 (&minimum)[Format::BLOCKS]) {
+    constexpr int STEPS = 4 / Format::BLOCKS;
+#pragma unroll
+    for (int block = 0; block < Format::BLOCKS; block++) {
+        float d[4];
+#pragma unroll
+        for (int step = block * STEPS; step < (block + 1) * STEPS; step++) {
+            if (step == block * STEPS) {
+                multiply(d, a[step], x.words[2 * step], x.words[2 * step + 1]);
+            } else {
+                multiply_add(d, a[step], x.words[2 * step], x.words[2 * step + 1]);
+            }
+        }
+        sum[0] = fmaf(scale[block].x, d[0] + d[1], sum[0]);
+        sum[1] = fmaf(scale[block].y, d[2] + d[3], sum[1]);
+        if constexpr (Format::HAS_MINIMUM) {
+            // The sum of x over the block, as the product with ones.
+            constexpr uint32_t ONES[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+            float total[4];
+#pragma unroll
+            for (int step = block * STEPS; step < (block + 1) * STEPS; step++) {
+                if (step == block * STEPS) {
+                    multiply(total, ONES, x.words[2 * step], x.words[2 * step + 1]);
+                } else {
+                    multiply_add(total, ONES, x.words[2 * step], x.words[2 * step + 1]);
+                }
+            }
+            sum[0] = fmaf(minimum[block].x, total[0] + total[1], sum[0]);
+            sum[1] = fmaf(minimum[block].y, total[0] + total[1], sum[1]);
+        }
+    }
+}
+
+// TILES groups of four rows of x. With DOWN the slots of one row of x are summed, each times its weight.
+template <class Format, int TILES, bool DOWN>
 __device__ __forceinline__ void product(const Product &p, const Routing &routing) {
-    static_assert(!ONE || TILES == 1, "a single row");
-    constexpr int AHEAD = Format::ahead(TILES), CHUNKS = tiles::RECORD_CHUNKS;
-    // Operands on their way: with ONE those of this record and the next, each with all its chunks.
-    constexpr int RING = ONE ? 2 : Format::operand_ring(TILES);
+    constexpr int AHEAD = Format::ahead(TILES), RING = Format::operand_ring(TILES), CHUNKS = tiles::RECORD_CHUNKS;
     constexpr int DEPTH = (AHEAD + CHUNKS - 1) / CHUNKS;
-    static_assert(DEPTH <= 2, "records on their way");
     // With less than a record ahead, the rest of a record is asked for while its first chunks are multiplied.
     constexpr bool WITHIN = AHEAD < CHUNKS;
     // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it would keep a record's
@@ -112,7 +128,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     walk.slots = DOWN ? routing.slots : 1;
     walk.records = records;
     walk.warps = 1 << p.split_log2;
-    // Without DOWN a warp's first record may be past the last: it has no chunks, and the warp adds zeros.
+    // Without DOWN there are at least as many records as warps that share them.
     walk.first = {int(blockIdx.x) * team.teams + team.index, 0, team.share};
     if constexpr (DOWN) walk.first = {walk.first.task, team.share / records, team.share % records};
 
@@ -140,7 +156,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) codes[i] = {};
     }
-    typename Format::Scales scales[DEPTH] = {};
+    typename Format::Scales scales[DEPTH];
     Place current = walk.first, ahead = walk.first;
     typename Format::Record record;
     if (ahead.task < walk.tasks) record = open(ahead);
@@ -152,31 +168,21 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             for (int chunk = 0; chunk < (WITHIN ? AHEAD : CHUNKS); chunk++) {
                 if (chunk < held) Format::load(codes[depth * CHUNKS + chunk], record, chunk);
             }
-            if (held > 0) Format::load(scales[depth], record, held, lane);
+            Format::load(scales[depth], record, held, lane);
             if constexpr (!WITHIN) step(ahead, record);
         }
     }
     const typename Format::Decoder decoder(shared, lane);
-
-    // What outputs need besides the sums, as far as it is constant.
-    const Workspace<typename Format::Decoder, TILES> workspace(shared, team, lane, 0);
-    const bool has_factors = !DOWN && p.factor_squares, has_outputs = team.member < TILES && current.task < walk.tasks;
-    const float *residual = nullptr;
-    Outputs outputs = {};
-    if (has_outputs) {
-        outputs = ask_for_constants(workspace.words, workspace.WORD_STEP, p, current.task, lane, team.member);
-        residual = Start::residual_at(p, outputs);
-    }
+    wait_for_previous_kernel();
 
     // The first operands. `x_end` has the columns that are left of a record, as this lane counts them.
-    const int x_step = 8 * p.cols, x_column = lane % 4 * Format::Columns::RUN + (ONE ? group / 2 * tiles::CHUNK : 0);
-    const int x_lane = (ONE ? group % 2 : group) * p.cols + x_column;
-    const int rows_left = ONE ? 1 : 2 * p.n - group;
+    const int x_step = 8 * p.cols, x_lane = group * p.cols + lane % 4 * Format::Columns::RUN;
+    const int rows_left = 2 * p.n - group;
     const auto x_of = [&](const Place &at) {
         return x_lane + (DOWN ? at.slot * 2 * p.cols : 0) + at.record * CHUNKS * tiles::CHUNK;
     };
     const auto x_end_of = [&](const Place &at) {
-        const int left = p.cols - at.record * CHUNKS * tiles::CHUNK - x_column;
+        const int left = p.cols - at.record * CHUNKS * tiles::CHUNK - lane % 4 * Format::Columns::RUN;
         return at.task < walk.tasks && rows_left > 0 ? left : 0;
     };
     Operand x[RING];
@@ -188,116 +194,80 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             Format::Columns::load(to, p.x + uint32_t(from + nth * x_step), chunk * tiles::CHUNK, end);
         }
     };
-    const auto load_first = [&](const bf16 *from, int end) {
 #pragma unroll
-        for (int place = 0; place < RING; place++) {
-            x[place].clear();
-            if (ONE && place > 0) break;
-            const int chunk = place / TILES, nth = place % TILES;
-            if (TILES == 1 || 8 * nth < rows_left) {
-                Format::Columns::load(x[place], from + uint32_t(nth * x_step), chunk * tiles::CHUNK, end);
-            }
-        }
-    };
-    // All addresses before the wait, which is then followed by loads alone.
-    const bf16 *x_first = p.x + uint32_t(x_at);
-    asm volatile("" : "+l"(x_first), "+r"(x_end), "+l"(residual));
-    wait_for_previous_kernel();
-    load_first(x_first, x_end);
-    if (has_outputs) ask_for_residual(workspace.words, workspace.WORD_STEP, p, residual, outputs);
-    if (has_factors) find_factors(workspace.factors, p, team, TILES * TILE_ROWS_OF_X, lane);
+    for (int place = 0; place < RING; place++) {
+        x[place].clear();
+        load_x(x[place], x_at, x_end, place);
+    }
 
+    float *exchange = reinterpret_cast<float *>(shared + Format::Decoder::BYTES);
+    const int exchange_step = SUMS_TWICE<TILES> ? int(blockDim.x) / WARP * TILES * TILE_OUTPUTS : 0;
     float sum[TILES][2] = {};
-    int turn = 0;
-    // The record at `current`, whose codes are the `depth`th of those on their way; false when there is none left.
-    const auto multiply_record = [&](auto depth_constant) {
-        constexpr int depth = decltype(depth_constant)::value;
-        if (current.task >= walk.tasks) return false;
-        const int held = chunks_of(current.record);
-        // Chunks of the record at `ahead`: none past the end.
-        int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
-        Place next = current;
-        walk.step(next);
-        const bool ends_task = next.task != current.task;
-        const int x_next = x_of(next);
-        // Unless they are few, the operands of the next task are asked for once this one is done: their registers
-        // serve to finish it.
-        const int x_next_end = ends_task && !ONE ? 0 : x_end_of(next);
-        [[maybe_unused]] float totals[Format::BLOCKS] = {};
-        if constexpr (ONE) {
-            load_x(x[1], x_next, x_next_end, 0);
-            if constexpr (Format::HAS_MINIMUM) {
+    float base = 0.0f;
+    if (current.task < walk.tasks) base = base_of<TILES>(p, team, current.task, lane, team.member);
+    int parity = 0;
+    while (true) {
 #pragma unroll
-                for (int block = 0; block < Format::BLOCKS; block++) {
-                    totals[block] = total_of<4 / Format::BLOCKS>(x[0], block);
+        for (int depth = 0; depth < DEPTH; depth++) {
+            if (current.task >= walk.tasks) return;
+            const int held = chunks_of(current.record);
+            // Chunks of the record at `ahead`: none past the end.
+            int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
+            Place next = current;
+            const bool ends_tile = walk.step(next);
+            const int x_next = x_of(next);
+            const int x_next_end = x_end_of(next);
+
+            float of_record[TILES][2] = {};
+            auto &into = DOWN ? of_record : sum;
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                uint32_t a[4][4];
+                float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
+                auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
+                const bool here = OVERLAP || chunk < held;
+                if (here) {
+                    decoder.fragments(a, of_chunk);
+                    Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
+                }
+#pragma unroll
+                for (int nth = 0; nth < TILES; nth++) {
+                    const int place = chunk * TILES + nth;
+                    if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
+                    if (place + RING < CHUNKS * TILES) {
+                        load_x(x[place % RING], x_at, x_end, place + RING);
+                    } else {
+                        load_x(x[place % RING], x_next, x_next_end, place + RING - CHUNKS * TILES);
+                    }
+                }
+                const int target = (chunk + AHEAD) % CHUNKS;
+                if (target < held_ahead) Format::load(of_chunk, record, target);
+                if (WITHIN && target == CHUNKS - 1 && held_ahead > 0) {
+                    step(ahead, record);
+                    held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
                 }
             }
-        }
+            if (held_ahead > 0) {
+                Format::load(scales[depth], record, held_ahead, lane);
+                if (!WITHIN) step(ahead, record);
+            }
+            if constexpr (DOWN) {
+                const float weight = routing.weights[current.slot];
+                sum[0][0] = fmaf(weight, of_record[0][0], sum[0][0]);
+                sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
+            }
 
-        float of_record[TILES][2] = {};
-        auto &into = DOWN ? of_record : sum;
+            if (ends_tile && next.task != current.task) {
+                finish<TILES>(p, team, current.task, lane, sum, base, exchange + parity * exchange_step);
+                parity ^= 1;
+                if (next.task < walk.tasks) base = base_of<TILES>(p, team, next.task, lane, team.member);
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            uint32_t a[4][4];
-            float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
-            auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
-            const bool here = OVERLAP || chunk < held;
-            if (here) {
-                decoder.fragments(a, of_chunk);
-                Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
+                for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
             }
-            if constexpr (ONE) {
-                if (here) add_chunk_of_one<Format>(into[0], a, x[0], scale, minimum, totals, chunk);
-            }
-#pragma unroll
-            for (int nth = 0; nth < TILES && !ONE; nth++) {
-                const int place = chunk * TILES + nth;
-                if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
-                if (place + RING < CHUNKS * TILES) {
-                    load_x(x[place % RING], x_at, x_end, place + RING);
-                } else {
-                    load_x(x[place % RING], x_next, x_next_end, place + RING - CHUNKS * TILES);
-                }
-            }
-            const int target = (chunk + AHEAD) % CHUNKS;
-            if (target < held_ahead) Format::load(of_chunk, record, target);
-            if (WITHIN && target == CHUNKS - 1 && held_ahead > 0) {
-                step(ahead, record);
-                held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
-            }
+            current = next;
+            x_at = x_next;
+            x_end = x_next_end;
         }
-        if (held_ahead > 0) {
-            Format::load(scales[depth], record, held_ahead, lane);
-            if (!WITHIN) step(ahead, record);
-        }
-        if constexpr (DOWN) {
-            const float weight = routing.weights[current.slot];
-            sum[0][0] = fmaf(weight, of_record[0][0], sum[0][0]);
-            sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
-        }
-
-        if (ends_task) {
-            finish<typename Format::Decoder, TILES>(p, shared, turn, current.task, next.task, sum, has_factors);
-            turn ^= 1;
-#pragma unroll
-            for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
-        }
-        current = next;
-        x_at = x_next;
-        x_end = x_end_of(next);
-        if constexpr (ONE) {
-            x[0] = x[1];
-        } else if (ends_task) {
-            load_first(p.x + uint32_t(x_at), x_end);
-        }
-        return true;
-    };
-    // Each place in the registers by its number: a loop that the compiler leaves standing would put them in memory.
-    if constexpr (DEPTH == 1) {
-        while (multiply_record(std::integral_constant<int, 0>{})) {}
-    } else {
-        while (multiply_record(std::integral_constant<int, 0>{}) &&
-               multiply_record(std::integral_constant<int, 1>{})) {}
     }
 }
 
@@ -305,12 +275,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
 template <class Format, int TILES> __device__ __forceinline__ void dense(Product p) {
     let_next_kernel_start();
     p.skip_rows(int(blockIdx.y) * TILES * TILE_ROWS_OF_X);
-    product<Format, TILES, false, false>(p, Routing{});
-}
-
-template <class Format> __device__ __forceinline__ void dense_of_one(const Product &p) {
-    let_next_kernel_start();
-    product<Format, 1, true, false>(p, Routing{});
+    product<Format, TILES, false>(p, Routing{});
 }
 
 // out[slot] = act(gate x) * (up x) with the matrices of the expert of slot blockIdx.y.
@@ -324,10 +289,9 @@ template <class Format> __device__ __forceinline__ void routed_gated(Product p, 
     p.weights[0] += from;
     p.weights[1] += from;
     p.x += size_t(row) * 2 * p.cols;
-    if (p.factor_squares) p.factor_squares += size_t(row) * Product::tiles_of(p.factor_width);
     p.out = static_cast<uint8_t *>(p.out) + size_t(slot) * p.out_width * 4;
     p.n = 1;
-    product<Format, 1, true, false>(p, routing);
+    product<Format, 1, false>(p, routing);
 }
 
 // out[row] = (what it holds, or nothing) + sum over slots of weight * (down y[slot]) for row blockIdx.y.
@@ -339,9 +303,9 @@ template <class Format> __device__ __forceinline__ void routed_down(Product p, R
     if (routing.experts[0] < 0) return;
     routing.weights += size_t(row) * routing.slots;
     p.x += size_t(row) * routing.slots * 2 * p.cols;
-    p.skip_outputs(row);
+    p.out = static_cast<uint8_t *>(p.out) + size_t(row) * p.out_width * 4;
     p.n = 1;
-    product<Format, 1, true, true>(p, routing);
+    product<Format, 1, true>(p, routing);
 }
 
 }  // namespace linear
@@ -352,9 +316,6 @@ template <class Format> __device__ __forceinline__ void routed_down(Product p, R
         linear::dense<Format, rows / linear::TILE_ROWS_OF_X>(p);                                            \
     }
 #define LINEAR_KERNELS(name, Format)                                                                        \
-    extern "C" __global__ void __launch_bounds__(512, 1) name##_1(const __grid_constant__ linear::Product p) { \
-        linear::dense_of_one<Format>(p);                                                                    \
-    }                                                                                                       \
     LINEAR_DENSE(name, Format, 4)                                                                           \
     LINEAR_DENSE(name, Format, 8)                                                                           \
     LINEAR_DENSE(name, Format, 16)                                                                          \

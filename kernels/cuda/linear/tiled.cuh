@@ -9,9 +9,7 @@
 //   Chunk, Scales, load      the registers that a chunk's codes and a record's scales come in, and their loads
 //   scales_of                the scales (and minimums) of rows g and g + 8 for the blocks of a chunk; zero for one that
 //                            the record does not hold, as a record's own scales are
-//   Decoder                  codes to the A registers of four steps; it may fill BYTES of shared memory at the start.
-//                            WORD_STEP: floats from one of a lane's words (finish.cuh) to the next, more than a warp's
-//                            where they lie in gaps of those bytes, from the 33rd float on
+//   Decoder                  codes to the A registers of four steps; it may fill BYTES of shared memory at the start
 #pragma once
 
 #include "../vocabulary/device.cuh"
@@ -42,7 +40,7 @@ template <class Layout> struct Tiled : Layout {
 
 // Decoders that need no memory.
 struct NoTable {
-    static constexpr int BYTES = 0, WORD_STEP = WARP;
+    static constexpr int BYTES = 0;
     __device__ __forceinline__ NoTable(uint8_t *, int) {}
 };
 

@@ -3,8 +3,8 @@
 
 use ironloom_core::DType;
 use ironloom_kernels::{
-    Activation, Buffer, Error, Gpu, Linear, LinearRoutedDown, LinearRoutedGated, Matrix, NextNorm, RowFactor, Then,
-    TileFormat, WeightLayout, linear, linear_routed_down, linear_routed_gated,
+    Activation, Buffer, Error, Gpu, Linear, LinearRoutedDown, LinearRoutedGated, Matrix, Then, TileFormat,
+    WeightLayout, linear, linear_routed_down, linear_routed_gated,
 };
 use ironloom_quant::WeightFormat;
 
@@ -93,7 +93,6 @@ fn products_are_those_of_the_weights_and_ignore_the_other_rows() {
                     cols,
                     format: tile_format(&case),
                     matrices: &matrices,
-                    factor: None,
                     then: Then::Store,
                     out: out.slice(),
                     width: 90,
@@ -143,7 +142,7 @@ fn matrices_on_one_input_go_to_their_columns_and_are_added_to_a_residual() {
                     sums[i * width + columns[m] + row] = value + bias;
                 }
             }
-            for then in [Then::Store, Then::Add(None)] {
+            for then in [Then::Store, Then::Add] {
                 let out = upload_f32(&gpu, &before);
                 let call = Linear {
                     x: device_x.slice(),
@@ -151,7 +150,6 @@ fn matrices_on_one_input_go_to_their_columns_and_are_added_to_a_residual() {
                     cols,
                     format: tile_format(&cases[0]),
                     matrices: &calls,
-                    factor: None,
                     then,
                     out: out.slice(),
                     width,
@@ -160,7 +158,7 @@ fn matrices_on_one_input_go_to_their_columns_and_are_added_to_a_residual() {
                 let found = read_f32(&gpu, &out, n * width);
                 let expected: Vec<f64> = (0..n * width)
                     .map(|at| {
-                        let stays = matches!(then, Then::Add(_)) || at % width == width - 1;
+                        let stays = then == Then::Add || at % width == width - 1;
                         sums[at] + if stays { f64::from(before[at]) } else { 0.0 }
                     })
                     .collect();
@@ -176,152 +174,6 @@ fn matrices_on_one_input_go_to_their_columns_and_are_added_to_a_residual() {
             }
         }
     }
-}
-
-/// Sums of squares of 16 elements of rows of `width`, and the factor of a norm of each row.
-fn squares_of(x: &[f32], width: usize) -> (Vec<f32>, Vec<f64>) {
-    let square = |x: &f32| f64::from(*x) * f64::from(*x);
-    let squares =
-        x.chunks(width).flat_map(|row| row.chunks(16).map(|part| part.iter().map(square).sum::<f64>() as f32));
-    let factor = |row: &[f32]| 1.0 / (row.iter().map(square).sum::<f64>() / width as f64 + f64::from(EPSILON)).sqrt();
-    (squares.collect(), x.chunks(width).map(factor).collect())
-}
-
-const EPSILON: f32 = 1e-3;
-
-#[test]
-fn products_after_a_norm_are_multiplied_by_the_factors_of_their_rows() {
-    let Some(gpu) = gpu() else { return };
-    for (dtype, format) in FORMATS {
-        // Sums of squares in fours, and not; more of them than one round takes.
-        let widths: &[usize] = if dtype.block_elements() == 256 { &[256, 2560] } else { &[352, 544, 2560] };
-        for &cols in widths {
-            let rows = 50;
-            let pair = [rows, rows + 5].map(|count| packed(dtype, format, count, cols));
-            let cases = [&pair[0], &second(&pair[1], dtype, format, rows)];
-            let matrices = cases.map(|case| upload(&gpu, case));
-            let biases = [normals(5, rows), normals(6, rows)];
-            let device_biases = biases.each_ref().map(|bias| upload_f32(&gpu, bias));
-            // The rows that were normed are of different sizes, the operand is any.
-            let x = normals(12, 64 * cols);
-            let normed: Vec<f32> = normals(13, 64 * cols)
-                .iter()
-                .enumerate()
-                .map(|(at, y)| y * (1 + at / cols) as f32 * (cols as f32).sqrt())
-                .collect();
-            let (squares, factors) = squares_of(&normed, cols);
-            let sums = cases.map(|case| product(case, &x));
-            let of = |m: usize, at: usize| factors[at / rows] * sums[m][at] + f64::from(biases[m][at % rows]);
-            for gated in [false, true] {
-                let width = if gated { rows } else { 2 * rows };
-                let expected: Vec<f64> = (0..64 * width)
-                    .map(|at| match (at / width, at % width) {
-                        (i, row) if gated => act(Activation::Silu, of(0, i * rows + row)) * of(1, i * rows + row),
-                        (i, row) => of(row / rows, i * rows + row % rows),
-                    })
-                    .collect();
-                let run = |first: usize, n: usize| {
-                    let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
-                    let tiles = cols.div_ceil(16);
-                    let device_squares = upload_f32(&gpu, &squares[first * tiles..][..n * tiles]);
-                    let out = buffer(&gpu, n * width * 4);
-                    let calls = [0, 1].map(|m| Matrix {
-                        weights: matrices[m].slice(),
-                        rows,
-                        bias: Some(device_biases[m].slice()),
-                        column: if gated { 0 } else { m * rows },
-                    });
-                    let call = Linear {
-                        x: device_x.slice(),
-                        n,
-                        cols,
-                        format: tile_format(cases[0]),
-                        matrices: &calls,
-                        factor: Some(RowFactor { squares: device_squares.slice(), width: cols, epsilon: EPSILON }),
-                        then: if gated { Then::Gated(Activation::Silu) } else { Then::Store },
-                        out: out.slice(),
-                        width,
-                    };
-                    linear(&gpu, &call).unwrap();
-                    if gated { read_split(&gpu, &out, n, width) } else { read_f32(&gpu, &out, n * width) }
-                };
-                let all = run(0, 64);
-                let error = relative_error(&all, &expected);
-                assert!(error < TOLERANCE, "{:?} of {cols} columns, gated {gated}: {error}", cases[0].layout);
-                for n in [1, 6, 16, 31] {
-                    let first = 64 - n;
-                    assert_eq!(bits(&run(first, n)), bits(&all[first * width..]), "{:?}, {n} rows", cases[0].layout);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn sums_on_a_residual_are_made_ready_for_a_norm() {
-    let Some(gpu) = gpu() else { return };
-    for (dtype, format) in FORMATS {
-        for (width, cols) in [(90, 512), (128, 2304)] {
-            let case = packed(dtype, format, width, cols);
-            let matrix = upload(&gpu, &case);
-            let (weight, bias) = (normals(14, width), normals(15, width));
-            let (device_weight, device_bias) = (upload_f32(&gpu, &weight), upload_f32(&gpu, &bias));
-            let (x, before) = (normals(16, 64 * cols), normals(17, 64 * width));
-            let expected: Vec<f64> = product(&case, &x)
-                .into_iter()
-                .enumerate()
-                .map(|(at, y)| y + f64::from(before[at]) + f64::from(bias[at % width]))
-                .collect();
-            let tiles = width.div_ceil(16);
-            let run = |first: usize, n: usize| {
-                let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
-                let out = upload_f32(&gpu, &before[first * width..][..n * width]);
-                let (operand, squares) = (buffer(&gpu, n * width * 4), buffer(&gpu, n * tiles * 4));
-                let next =
-                    NextNorm { weight: device_weight.slice(), operand: operand.slice(), squares: squares.slice() };
-                let matrices =
-                    [Matrix { weights: matrix.slice(), rows: width, bias: Some(device_bias.slice()), column: 0 }];
-                let call = Linear {
-                    x: device_x.slice(),
-                    n,
-                    cols,
-                    format: tile_format(&case),
-                    matrices: &matrices,
-                    factor: None,
-                    then: Then::Add(Some(next)),
-                    out: out.slice(),
-                    width,
-                };
-                linear(&gpu, &call).unwrap();
-                let operand = read_split(&gpu, &operand, n, width);
-                (read_f32(&gpu, &out, n * width), operand, read_f32(&gpu, &squares, n * tiles))
-            };
-            let (sums, operand, squares) = run(0, 64);
-            let what = format!("{:?} [{width}, {cols}]", case.layout);
-            assert_ready(&sums, &operand, &squares, &expected, &weight, &what);
-            for n in [1, 4, 7, 13, 32] {
-                let first = 64 - n;
-                let few = run(first, n);
-                assert_eq!(bits(&few.0), bits(&sums[first * width..]), "{what}, {n} rows");
-                assert_eq!(bits(&few.1), bits(&operand[first * width..]), "{what}, {n} rows, operand");
-                assert_eq!(bits(&few.2), bits(&squares[first * tiles..]), "{what}, {n} rows, squares");
-            }
-        }
-    }
-}
-
-/// Whether the sums are those expected, and the operand and squares those of the sums.
-fn assert_ready(sums: &[f32], operand: &[f32], squares: &[f32], expected: &[f64], weight: &[f32], what: &str) {
-    let width = weight.len();
-    let error = relative_error(sums, expected);
-    assert!(error < 2.0 * TOLERANCE, "{what}: {error}");
-    let products: Vec<f64> =
-        sums.iter().enumerate().map(|(at, &y)| f64::from(y) * f64::from(weight[at % width])).collect();
-    let error = relative_error(operand, &products);
-    assert!(error < TOLERANCE, "{what}, operand: {error}");
-    let of_sums: Vec<f64> = squares_of(sums, width).0.into_iter().map(f64::from).collect();
-    let error = relative_error(squares, &of_sums);
-    assert!(error < 1e-6, "{what}, squares: {error}");
 }
 
 #[test]
@@ -358,7 +210,6 @@ fn gated_pairs_are_activated_and_ignore_the_other_rows() {
                         cols,
                         format: tile_format(gate),
                         matrices: &calls,
-                        factor: None,
                         then: Then::Gated(activation),
                         out: out.slice(),
                         width: rows,
@@ -426,19 +277,13 @@ fn routed_experts_are_weighted_sums_of_their_products() {
                 .collect();
             let (device_x, device_ids) = (upload_split(&gpu, &x, width), upload_i32(&gpu, &ids));
             let device_weights = upload_f32(&gpu, &weights);
-            // A norm stands before the experts, and one after them.
-            let (squares, factors) = squares_of(&normals(18, n * width), width);
-            let (device_squares, tiles) = (upload_f32(&gpu, &squares), width.div_ceil(16));
-            let norm = normals(19, width);
-            let device_norm = upload_f32(&gpu, &norm);
             let mut hidden = vec![0.0; n * per_row * inner];
             let mut sums = vec![0.0; n * width];
             for (slot, &expert) in ids.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
                 let (row, expert) = (slot / per_row, expert as usize);
                 let x = &x[row * width..][..width];
                 let pairs = product(&gates[expert], x).into_iter().zip(product(&ups[expert], x));
-                let y: Vec<f64> =
-                    pairs.map(|(gate, up)| act(Activation::Silu, factors[row] * gate) * factors[row] * up).collect();
+                let y: Vec<f64> = pairs.map(|(gate, up)| act(Activation::Silu, gate) * up).collect();
                 let weight = f64::from(weights[slot]);
                 for (out, row_of_down) in
                     sums[row * width..][..width].iter_mut().zip(downs[expert].weights.chunks(inner))
@@ -451,7 +296,6 @@ fn routed_experts_are_weighted_sums_of_their_products() {
                 let x = device_x.slice().part(first * width * 4, n * width * 4).unwrap();
                 let ids = device_ids.slice().part(first * per_row * 4, n * per_row * 4).unwrap();
                 let gates = device_weights.slice().part(first * per_row * 4, n * per_row * 4).unwrap();
-                let squares = device_squares.slice().part(first * tiles * 4, n * tiles * 4).unwrap();
                 let middle = buffer(&gpu, n * per_row * inner * 4);
                 let call = LinearRoutedGated {
                     x,
@@ -464,15 +308,11 @@ fn routed_experts_are_weighted_sums_of_their_products() {
                     rows: inner,
                     ids,
                     per_row,
-                    factor: Some(RowFactor { squares, width, epsilon: EPSILON }),
                     activation: Activation::Silu,
                     out: middle.slice(),
                 };
                 linear_routed_gated(&gpu, &call).unwrap();
                 let out = upload_f32(&gpu, &before[first * width..][..n * width]);
-                let (operand, next_squares) = (buffer(&gpu, n * width * 4), buffer(&gpu, n * tiles * 4));
-                let next =
-                    NextNorm { weight: device_norm.slice(), operand: operand.slice(), squares: next_squares.slice() };
                 let call = LinearRoutedDown {
                     x: middle.slice(),
                     n,
@@ -485,15 +325,13 @@ fn routed_experts_are_weighted_sums_of_their_products() {
                     gates,
                     per_row,
                     add: then_add,
-                    next: then_add.then_some(next),
                     out: out.slice(),
                 };
                 linear_routed_down(&gpu, &call).unwrap();
-                let ready = (read_split(&gpu, &operand, n, width), read_f32(&gpu, &next_squares, n * tiles));
-                (read_split(&gpu, &middle, n * per_row, inner), read_f32(&gpu, &out, n * width), ready)
+                (read_split(&gpu, &middle, n * per_row, inner), read_f32(&gpu, &out, n * width))
             };
             for add in [false, true] {
-                let (found_hidden, found, (operand, squares)) = run(0, n, add);
+                let (found_hidden, found) = run(0, n, add);
                 let what = format!("{:?}, {per_row} of {count} experts [{inner}, {width}]", downs[0].layout);
                 for (slot, _) in ids.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
                     let part = slot * inner..(slot + 1) * inner;
@@ -507,23 +345,11 @@ fn routed_experts_are_weighted_sums_of_their_products() {
                 assert!(error < 2.0 * TOLERANCE, "{what}: {error}");
                 assert_eq!(&found[2 * width..3 * width], &before[2 * width..3 * width], "{what}: a row not in use");
                 for row in [0, 3, 4] {
-                    let of_row = row * width..(row + 1) * width;
-                    let (_, alone, (operand_alone, squares_alone)) = run(row, 1, add);
-                    assert_eq!(bits(&alone), bits(&found[of_row.clone()]), "{what}: row {row} alone");
-                    if add {
-                        let of_squares = &squares[row * tiles..][..tiles];
-                        let what = format!("{what}: row {row}");
-                        assert_ready(
-                            &alone,
-                            &operand[of_row.clone()],
-                            of_squares,
-                            &expected[of_row.clone()],
-                            &norm,
-                            &what,
-                        );
-                        assert_eq!(bits(&operand_alone), bits(&operand[of_row]), "{what} alone");
-                        assert_eq!(bits(&squares_alone), bits(of_squares), "{what} alone");
-                    }
+                    assert_eq!(
+                        bits(&run(row, 1, add).1),
+                        bits(&found[row * width..][..width]),
+                        "{what}: row {row} alone"
+                    );
                 }
             }
         }
@@ -543,7 +369,6 @@ fn calls_that_do_not_fit_are_refused() {
         cols: 64,
         format: TileFormat::Nf4,
         matrices: &matrices,
-        factor: None,
         then: Then::Store,
         out: out.slice(),
         width: 20,
@@ -559,19 +384,6 @@ fn calls_that_do_not_fit_are_refused() {
     shape(Linear { matrices: &[Matrix { column: 1, ..matrices[0] }], ..good });
     shape(Linear { matrices: &[Matrix { rows: 21, ..matrices[0] }], width: 21, ..good });
     shape(Linear { matrices: &[Matrix { bias: Some(matrix.slice().part(0, 76).unwrap()), ..matrices[0] }], ..good });
-    let squares = buffer(&gpu, 64 * 4 * 4);
-    let short = squares.slice().part(0, 64 * 4 * 4 - 4).unwrap();
-    let factor = RowFactor { squares: short, width: 64, epsilon: EPSILON };
-    shape(Linear { factor: Some(factor), ..good });
-    let operand = buffer(&gpu, 20 * 4);
-    let next = NextNorm { weight: squares.slice(), operand: operand.slice(), squares: squares.slice() };
-    linear(&gpu, &Linear { n: 1, then: Then::Add(Some(next)), ..good }).unwrap();
-    shape(Linear { n: 1, then: Then::Add(Some(next)), width: 21, ..good });
-    shape(Linear {
-        n: 1,
-        then: Then::Add(Some(NextNorm { squares: squares.slice().part(0, 4).unwrap(), ..next })),
-        ..good
-    });
     let odd = linear(&gpu, &Linear { cols: 63, ..good });
     assert!(matches!(odd, Err(Error::Unsupported { .. })));
     let misaligned = linear(&gpu, &Linear { n: 1, x: x.slice().part(4, 512).unwrap(), ..good });

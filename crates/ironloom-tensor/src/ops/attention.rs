@@ -10,7 +10,7 @@
 
 use ironloom_kernels::{self as kernels, Form};
 
-use super::{Disjoint, KvBuffer, KvTable, kv_buffer::PANEL};
+use super::{Disjoint, KvBuffer, KvTable, RopeAppend, kv_buffer::PANEL, rope_append::Projected};
 use crate::{
     Context, CpuDevice, Error, Result, Tensor,
     error::{expect_count, expect_shape},
@@ -141,13 +141,16 @@ fn on_cuda(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options: &Atte
     Ok(out)
 }
 
-/// Attention of the rows of a table, each over its own history in layer `layer`: few rows on a graphics card.
+/// From the projections of the rows of a table to their attention, each over its own history in layer `layer`: norms and
+/// rotation of queries and keys as `options` say, the append of keys and values, and attention, in one kernel for few rows on
+/// a graphics card. `q`, `k` and `v` are columns of the same rows, as [`linear_many`](super::linear_many) makes them.
 ///
 /// # Errors
-/// `q` is not `[rows, heads * head_width]` of the table, or a tape records.
+/// A shape does not fit the table's caches, or a tape records.
 pub fn attention_rows(
     cx: &Context,
-    q: &Tensor,
+    [q, k, v]: [Tensor; 3],
+    rotation: &RopeAppend<'_>,
     table: &KvTable,
     layer: usize,
     options: &AttentionOptions,
@@ -155,7 +158,9 @@ pub fn attention_rows(
     cx.without_gradient(NAME)?;
     let Some(gpu) = cx.gpu() else { return Err(Error::NoKernel { operation: NAME, device: "the processor" }) };
     expect_count(NAME, "the number of query rows", table.rows(), q.rows())?;
-    check_heads(q, table.kv_heads(), table.head_width(), options)?;
+    check_heads(&q, table.kv_heads(), table.head_width(), options)?;
+    expect_count(NAME, "the head width", table.head_width(), rotation.head_width)?;
+    let projected = Projected::new([&q, &k, &v], rotation, Form::F32)?;
     let out = Tensor::allocate(gpu, Form::Split, [q.rows(), q.width()], NAME)?;
     let shape = kernels::FewShape {
         rows: q.rows(),
@@ -168,7 +173,12 @@ pub fn attention_rows(
     let workspace = shape.workspace()?;
     let partials = gpu.allocate(workspace.partials, NAME)?;
     let call = kernels::AttentionFew {
-        queries: q.cuda(NAME, Form::F32)?,
+        qkv: projected.qkv,
+        q_norm: projected.q_norm,
+        k_norm: projected.k_norm,
+        epsilon: projected.epsilon,
+        phases: projected.phases,
+        half: projected.half,
         kv_table: table.layer(layer)?,
         positions: table.positions_slice(),
         out: out.cuda(NAME, Form::Split)?,

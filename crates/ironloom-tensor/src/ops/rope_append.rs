@@ -1,13 +1,15 @@
 //! From projections to attention: norms of queries and keys where the family has them, rotary position embedding, and the
 //! append of keys and values to the caches.
 
-use ironloom_kernels::{self as kernels, Form, KvDestination};
+use ironloom_kernels::{self as kernels, Form, KvDestination, Slice};
 
 use super::{KvBuffer, KvTable, rmsnorm, rope};
 use crate::{
-    Context, Path, Result, Tensor,
+    Context, Error, Path, Result, Tensor,
     error::{expect_count, expect_shape},
 };
+
+const NAME: &str = "rope and append";
 
 /// What [`rope_append`] does to queries and keys.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +51,6 @@ pub fn rope_append(
     options: &RopeAppend<'_>,
     caches: KvRows<'_, '_>,
 ) -> Result<Tensor> {
-    const NAME: &str = "rope and append";
     cx.without_gradient(NAME)?;
     expect_shape(NAME, "the values", *k.shape(), v.shape())?;
     let Some(gpu) = cx.gpu() else {
@@ -61,7 +62,7 @@ pub fn rope_append(
         q = rope(cx, q, options.head_width, options.phases)?;
         k = rope(cx, k, options.head_width, options.phases)?;
         let KvRows::Spans(spans) = caches else {
-            return Err(crate::Error::NoKernel { operation: "the table of a pass", device: "the processor" });
+            return Err(Error::NoKernel { operation: "the table of a pass", device: "the processor" });
         };
         let mut first = 0;
         for span in spans {
@@ -72,49 +73,28 @@ pub fn rope_append(
         return Ok(q);
     };
     let (n, head_width) = (q.rows(), options.head_width);
-    let (heads, kv_heads) = (q.width() / head_width.max(1), k.width() / head_width.max(1));
-    expect_shape(NAME, "the queries", [n, heads * head_width], q.shape())?;
-    expect_shape(NAME, "the keys", [n, kv_heads * head_width], k.shape())?;
-    expect_count(NAME, "the number of rows with phases", n, options.phases.rows())?;
     let form = if cx.path == Path::Few { Form::F32 } else { Form::Bf16 };
-    let rows = q.cuda_rows(NAME)?;
-    let element = form.bytes(1, 1)?;
-    let address = |part: &Tensor| part.cuda_rows(NAME).map(|rows| rows.slice.address());
-    let (at_q, at_k, at_v) = (address(&q)?, address(&k)?, address(&v)?);
-    let adjacent = at_k == at_q + (heads * head_width * element) as u64
-        && at_v == at_k + (kv_heads * head_width * element) as u64
-        && rows.stride == (heads + 2 * kv_heads) * head_width
-        && rows.form == form;
-    if !adjacent {
-        q.cuda(NAME, form)?;
-        expect_count(NAME, "the width of a row of q, k and v", (heads + 2 * kv_heads) * head_width, rows.stride)?;
-    }
+    let projected = Projected::new([&q, &k, &v], options, form)?;
+    let Projected { heads, kv_heads, half, .. } = projected;
     let out = Tensor::allocate(gpu, form, [n, q.width()], NAME)?;
-    let (q_norm, k_norm, epsilon) = match options.norms {
-        Some(([q_weight, k_weight], epsilon)) => {
-            (Some(q_weight.cuda(NAME, Form::F32)?), Some(k_weight.cuda(NAME, Form::F32)?), epsilon)
-        }
-        None => (None, None, 0.0),
-    };
-    let half = options.phases.width() / 2;
-    let phases = options.phases.cuda(NAME, Form::F32)?;
-    let call = |first: usize, rows_here: usize, to: KvDestination<'_>| -> Result<()> {
-        let from = |slice: kernels::Slice<'_>, width: usize, element: usize| {
-            let start = first * width * element;
-            (start, slice.bytes() - start)
+    let (queries, element) = (out.cuda(NAME, form)?, form.bytes(1, 1)?);
+    let call = |first: usize, rows: usize, to: KvDestination<'_>| -> Result<()> {
+        let rest = |slice: Slice<'_>, row_bytes: usize| {
+            let start = first * row_bytes;
+            (start, slice.bytes().saturating_sub(start))
         };
-        let (qkv_at, qkv_bytes) = from(rows.slice, rows.stride, element);
-        let (out_at, out_bytes) = from(out.cuda(NAME, form)?, heads * head_width, element);
-        let (phases_at, phases_bytes) = from(phases, 2 * half, 4);
+        let (qkv_at, qkv_bytes) = rest(projected.qkv, element * (heads + 2 * kv_heads) * head_width);
+        let (out_at, out_bytes) = rest(queries, element * heads * head_width);
+        let (phases_at, phases_bytes) = rest(projected.phases, 8 * half);
         let call = kernels::RopeAppend {
-            qkv: rows.slice.part(qkv_at, qkv_bytes)?,
-            q_norm,
-            k_norm,
-            epsilon,
-            phases: phases.part(phases_at, phases_bytes)?,
-            queries: out.cuda(NAME, form)?.part(out_at, out_bytes)?,
+            qkv: projected.qkv.part(qkv_at, qkv_bytes)?,
+            q_norm: projected.q_norm,
+            k_norm: projected.k_norm,
+            epsilon: projected.epsilon,
+            phases: projected.phases.part(phases_at, phases_bytes)?,
+            queries: queries.part(out_at, out_bytes)?,
             to,
-            rows: rows_here,
+            rows,
             heads,
             kv_heads,
             head_width,
@@ -145,4 +125,47 @@ pub fn rope_append(
         }
     }
     Ok(out)
+}
+
+/// Projections as kernels take them: rows of all query heads, all key heads and all value heads.
+#[derive(Clone, Copy)]
+pub(super) struct Projected<'a> {
+    pub(super) qkv: Slice<'a>,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) q_norm: Option<Slice<'a>>,
+    pub(super) k_norm: Option<Slice<'a>>,
+    pub(super) epsilon: f32,
+    pub(super) phases: Slice<'a>,
+    pub(super) half: usize,
+}
+
+impl<'a> Projected<'a> {
+    /// Makes sure that `q`, `k` and `v` are columns of the same rows, in `form`, and that the phases are theirs.
+    pub(super) fn new([q, k, v]: [&'a Tensor; 3], options: &RopeAppend<'a>, form: Form) -> Result<Self> {
+        let (n, head_width) = (q.rows(), options.head_width);
+        let (heads, kv_heads) = (q.width() / head_width.max(1), k.width() / head_width.max(1));
+        expect_shape(NAME, "the queries", [n, heads * head_width], q.shape())?;
+        expect_shape(NAME, "the keys", [n, kv_heads * head_width], k.shape())?;
+        expect_shape(NAME, "the values", [n, kv_heads * head_width], v.shape())?;
+        expect_count(NAME, "the number of rows with phases", n, options.phases.rows())?;
+        let rows = q.cuda_rows(NAME)?;
+        let element = form.bytes(1, 1)?;
+        let address = |part: &Tensor| part.cuda_rows(NAME).map(|rows| rows.slice.address());
+        let (at_q, at_k, at_v) = (address(q)?, address(k)?, address(v)?);
+        let width = (heads + 2 * kv_heads) * head_width;
+        let adjacent = at_k == at_q + (heads * head_width * element) as u64
+            && at_v == at_k + (kv_heads * head_width * element) as u64;
+        if !adjacent || rows.stride != width || rows.form != form {
+            return Err(Error::Device { operation: NAME, expected: "rows of q, k and v together", found: "elsewhere" });
+        }
+        let (q_norm, k_norm, epsilon) = match options.norms {
+            Some(([q_weight, k_weight], epsilon)) => {
+                (Some(q_weight.cuda(NAME, Form::F32)?), Some(k_weight.cuda(NAME, Form::F32)?), epsilon)
+            }
+            None => (None, None, 0.0),
+        };
+        let (phases, half) = (options.phases.cuda(NAME, Form::F32)?, options.phases.width() / 2);
+        Ok(Self { qkv: rows.slice, heads, kv_heads, q_norm, k_norm, epsilon, phases, half })
+    }
 }

@@ -7,8 +7,8 @@
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Slice, WeightLayout};
 
 use super::{
-    Activation, Projection, Routing, add::owned, gated_linear, gather_rows, linear, route_experts::Place,
-    scatter_add_rows,
+    Activation, Norm, Projection, Routing, add::owned, gated_linear, gather_rows, linear, rmsnorm,
+    route_experts::Place, scatter_add_rows,
 };
 use crate::{
     Context, Error, Path, Result, Tensor, Weight,
@@ -29,8 +29,8 @@ pub struct ExpertWeights<'a> {
 
 const NAME: &str = "routed experts";
 
-/// `out [n, width]` plus what the experts of `routing` make of `x [n, width]`; writes into `out` when nothing else shares it.
-/// On a graphics card the experts' weights are stacks, see [`Weight::stack`].
+/// `out [n, width]` plus what the experts of `routing` make of `x [n, width]`, and the norm of that for the next product where
+/// one is asked for; writes into `out` when nothing else shares it. On a graphics card the experts' weights are stacks, see [`Weight::stack`].
 ///
 /// # Errors
 /// A shape does not fit, the routing names an expert that is not there, or a tape records.
@@ -41,12 +41,15 @@ pub fn routed_experts(
     routing: &Routing,
     experts: &[ExpertWeights<'_>],
     activation: Activation,
-) -> Result<Tensor> {
+    norm: Option<Norm<'_>>,
+) -> Result<(Tensor, Option<Tensor>)> {
     cx.without_gradient(NAME)?;
     expect_count(NAME, "the number of routed rows", x.rows(), routing.rows())?;
     match (routing.place(), cx.gpu()) {
         (Place::Cpu { experts: chosen, weights }, None) => {
-            on_cpu(cx, out, x, routing.per_row(), chosen, weights, experts, activation)
+            let out = on_cpu(cx, out, x, routing.per_row(), chosen, weights, experts, activation)?;
+            let normed = norm.map(|norm| rmsnorm(cx, &out, norm.weight, norm.epsilon)).transpose()?;
+            Ok((out, normed))
         }
         (Place::Cuda { experts: chosen, weights, .. }, Some(gpu)) => {
             let layer = Layer {
@@ -68,7 +71,8 @@ pub fn routed_experts(
                 Path::Few => layer.few(&out)?,
                 Path::Many => layer.many(&out)?,
             }
-            Ok(out)
+            let normed = norm.map(|norm| rmsnorm(cx, &out, norm.weight, norm.epsilon)).transpose()?;
+            Ok((out, normed))
         }
         (Place::Cpu { .. }, Some(_)) => {
             Err(Error::Device { operation: NAME, expected: "a graphics card", found: "a routing on the processor" })

@@ -3,8 +3,7 @@
 
 use anyhow::Result;
 use ironloom_kernels::{
-    Activation, Linear, Matrix, NextNorm, Output, Product, RowFactor, Then, TileFormat, WeightLayout,
-    gemm as built_in_gemm, linear,
+    Activation, Linear, Matrix, Output, Product, Then, TileFormat, WeightLayout, gemm as built_in_gemm, linear,
 };
 use serde_json::json;
 
@@ -91,15 +90,7 @@ fn few_rows(card: &Card, shape: &Shape, format: TileFormat, n: usize) -> Result<
     let x = card.normals(2 * n * shape.cols)?;
     let width = if shape.is_gated() { shape.rows[0] } else { shape.rows.iter().sum() };
     let out = card.gpu.allocate_lasting(4 * n * width, "a product")?;
-    // As in a step: a product that is added readies the next one's norm, and the others end the norm before.
     let adds = matches!(shape.name, "out" | "down");
-    let squares = card.gpu.allocate_lasting(4 * n * width.max(shape.cols).div_ceil(16), "a product")?;
-    card.gpu.clear(squares.slice())?;
-    let norm = card.gpu.allocate_lasting(4 * width, "a product")?;
-    card.gpu.clear(norm.slice())?;
-    let operand = card.gpu.allocate_lasting(4 * n * width, "a product")?;
-    let next = NextNorm { weight: norm.slice(), operand: operand.slice(), squares: squares.slice() };
-    let factor = RowFactor { squares: squares.slice(), width: shape.cols, epsilon: 1e-6 };
     card.seconds_of(copies.max(LAUNCHES), |launch| {
         let mut offset = launch % copies * copy_bytes;
         let mut column = 0;
@@ -109,16 +100,15 @@ fn few_rows(card: &Card, shape: &Shape, format: TileFormat, n: usize) -> Result<
             offset += bytes;
             column += if shape.is_gated() { 0 } else { rows };
         }
-        let factor = (!adds).then_some(factor);
         let then = if adds {
-            Then::Add(Some(next))
+            Then::Add
         } else if shape.is_gated() {
             Then::Gated(Activation::Silu)
         } else {
             Then::Store
         };
         let (x, out, cols) = (x.slice(), out.slice(), shape.cols);
-        Ok(linear(&card.gpu, &Linear { x, n, cols, format, matrices: &matrices, factor, then, out, width })?)
+        Ok(linear(&card.gpu, &Linear { x, n, cols, format, matrices: &matrices, then, out, width })?)
     })
 }
 
