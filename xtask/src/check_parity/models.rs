@@ -64,7 +64,8 @@ impl Bf16Errors {
 
     fn bound(&self, model: &str, sequence: &str) -> Result<Bound> {
         let of = |name: &str| self.errors.get(model).and_then(|errors| errors.get(name)).copied();
-        let error = of(sequence).with_context(|| format!("no error in bfloat16 is recorded for {model}, {sequence}"))?;
+        let error =
+            of(sequence).with_context(|| format!("no error in bfloat16 is recorded for {model}, {sequence}"))?;
         // Where rows of a model lie so near a tie that bfloat16 sends them to other experts, which rows flip is chance: the
         // larger of its sequences' errors is what one such row costs.
         let flips = of("other_experts").is_some_and(|rows| rows > 0.0);
