@@ -67,7 +67,8 @@ pub use gpu::{Gpu, Properties};
 pub use graph::{Event, Graph};
 pub use images::{Image, images};
 pub use linear::{
-    Linear, LinearRoutedDown, LinearRoutedGated, Matrix, Then, linear, linear_routed_down, linear_routed_gated,
+    Linear, LinearRoutedDown, LinearRoutedGated, MOST_ROWS, Matrix, Then, linear, linear_routed_down,
+    linear_routed_gated,
 };
 pub use linear_plain::{LinearPlain, linear_plain};
 pub use mapped::Mapped;

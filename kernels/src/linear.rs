@@ -61,7 +61,7 @@ pub struct Linear<'a> {
 }
 
 /// The rows that a call takes at most.
-pub(crate) const MOST_ROWS: usize = 64;
+pub const MOST_ROWS: usize = 64;
 
 /// `out[i, column + r] = sum_k x[i, k] W[r, k] + bias[r]` for each matrix, or what [`Then`] makes of it.
 ///

@@ -19,7 +19,7 @@ use crate::{Error, Result, SamplerOptions};
 pub(crate) const AHEAD: usize = 2;
 
 /// The most rows of a step.
-pub(crate) const MOST_ROWS: usize = 64;
+pub(crate) const MOST_ROWS: usize = ironloom_kernels::MOST_ROWS;
 
 /// What a row's id is when none of its logits could be chosen.
 pub(crate) const NO_ID: u32 = u32::MAX;

@@ -23,7 +23,7 @@ use ironloom_tensor::{
 use crate::{LogitRows, Model, Result};
 
 /// The most rows of a pass of few rows.
-pub(crate) const FEW_ROWS: usize = 64;
+pub(crate) const FEW_ROWS: usize = ironloom_kernels::MOST_ROWS;
 
 /// Captured passes by their number of rows.
 #[derive(Debug, Default)]
