@@ -213,7 +213,8 @@ fn a_full_context_ends_the_answer_and_is_said() {
 
 #[test]
 fn wrong_usage_has_its_own_exit_code() {
-    ironloom(&["run", &llama(), "Hi", "--device", "cuda"]).refused(2, &["cuda", "--device", "cpu"]);
+    ironloom(&["run", &llama(), "Hi", "--device", "gpu"]).refused(2, &["gpu", "--device", "cuda:N"]);
+    ironloom(&["run", &llama(), "Hi", "--memory-budget", "much"]).refused(2, &["much", "--memory-budget", "12GiB"]);
     ironloom(&["run", &llama(), "Hi", "--threads", "0"]).refused(2, &["--threads"]);
     ironloom(&["run", &llama(), "Hi", "--weights", "q3"]).refused(2, &["q3"]);
     ironloom(&["run", &llama(), "Hi", "--temperature", "-1"]).refused(2, &["temperature is -1", "from 0 up"]);
@@ -363,6 +364,9 @@ fn every_golden_model_is_shown_and_those_with_a_tokenizer_run() {
     let mut shown = 0;
     for entry in fs::read_dir(golden("models")).unwrap() {
         let folder = entry.unwrap().path();
+        if !folder.is_dir() {
+            continue;
+        }
         for path in [folder.clone(), folder.join("model.gguf")] {
             if !path.join("config.json").exists() && !path.is_file() {
                 continue;
