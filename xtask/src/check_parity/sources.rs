@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
+
+use crate::source_hash::hash_of;
 
 /// The folders whose Rust and CUDA sources the results depend on.
 const OPERATION_SOURCES: [&str; 4] =
@@ -45,39 +46,9 @@ pub(crate) fn stale_records(root: &Path) -> Vec<Stale> {
     stale
 }
 
-/// The SHA-256 of the operations' sources: of each file, in order, its path, its length and its bytes.
+/// The hash of the operations' sources.
 pub(super) fn hash_of_sources(root: &Path) -> Result<String> {
-    let mut files = Vec::new();
-    for folder in OPERATION_SOURCES {
-        collect(&root.join(folder), &mut files)?;
-    }
-    files.sort();
-    let mut hash = Sha256::new();
-    for file in files {
-        let bytes = std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy().replace('\\', "/");
-        hash.update(format!("{name} {}\n", bytes.len()));
-        hash.update(bytes);
-    }
-    Ok(format!("{:x}", hash.finalize()))
-}
-
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    if !folder.exists() {
-        return Ok(());
-    }
-    for entry in std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(&path, files)?;
-        } else if path
-            .extension()
-            .is_some_and(|extension| ["rs", "cu", "cuh"].iter().any(|source| extension == *source))
-        {
-            files.push(path);
-        }
-    }
-    Ok(())
+    hash_of(root, &OPERATION_SOURCES)
 }
 
 #[cfg(test)]
