@@ -92,6 +92,8 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     if input.is_edited() {
         console.note(format_args!("{}. /help lists commands, Ctrl-D ends.", arguments.model.display()));
     }
+    // One that comes between an answer's end and the editor's prompt is let go as it is there: the conversation stays.
+    let _between = input.is_edited().then(|| Work::begin(usize::MAX));
     while let Some(line) = input.next_line()? {
         if chat.take(line.trim())?.is_break() {
             break;

@@ -36,13 +36,14 @@ fn ask() -> bool {
 #[derive(Debug)]
 pub(crate) struct Work {
     patience: usize,
+    /// What was left to the work around this one.
+    around: usize,
 }
 
 impl Work {
     /// Begins work that the first `patience` Ctrl-C ask to stop; the next ends the program.
     pub(crate) fn begin(patience: usize) -> Self {
-        PATIENCE.store(patience, SeqCst);
-        Self { patience }
+        Self { patience, around: PATIENCE.swap(patience, SeqCst) }
     }
 
     /// Whether to go on.
@@ -58,7 +59,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        PATIENCE.store(0, SeqCst);
+        PATIENCE.store(self.around, SeqCst);
     }
 }
 
@@ -76,6 +77,10 @@ mod tests {
         drop(work);
         let again = Work::begin(1);
         assert!(!again.is_interrupted());
+        let within = Work::begin(1);
+        assert!(ask() && within.is_interrupted());
+        drop(within);
+        assert!(!again.is_interrupted(), "that one was for the work within");
         drop(again);
         assert!(!ask());
     }

@@ -566,11 +566,12 @@ fn ctrl_c_stops_an_answer_of_a_chat_and_the_chat_goes_on() {
 #[test]
 fn ctrl_c_on_a_terminal_stops_an_answer() {
     let folder = endless_llama();
-    let chat =
-        format!("{} chat {} --ignore-eos -n 10000 --no-history", env!("CARGO_BIN_EXE_ironloom"), text(folder.path()));
+    let program = env!("CARGO_BIN_EXE_ironloom");
+    // A shell that stayed would die of the Ctrl-C, as `dash` does.
+    let chat = format!("exec {program} chat {} --ignore-eos -n 10000 --no-history", text(folder.path()));
     // `script` gives its child a terminal and passes on what it is sent.
     let mut script = Command::new("script");
-    script.args(["-qec", &chat, "/dev/null"]).env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());
+    script.args(["-qec", &chat, "/dev/null"]).env("TERM", "xterm").env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
     let Ok(mut child) = script.spawn() else {
         println!("skipped: there is no `script` to make a terminal with");
         return;
