@@ -571,7 +571,12 @@ fn ctrl_c_on_a_terminal_stops_an_answer() {
     let chat = format!("exec {program} chat {} --ignore-eos -n 10000 --no-history", text(folder.path()));
     // `script` gives its child a terminal and passes on what it is sent.
     let mut script = Command::new("script");
-    script.args(["-qec", &chat, "/dev/null"]).env("TERM", "xterm").env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped());
+    script
+        .args(["-qec", &chat, "/dev/null"])
+        .env("TERM", "xterm")
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let Ok(mut child) = script.spawn() else {
         println!("skipped: there is no `script` to make a terminal with");
         return;
