@@ -56,13 +56,12 @@ def embedding(table, ids, scale):
 
 
 def attention(q, k, v, heads, kv_heads, documents, key_documents, mask, scale, window=None):
-    """q: [n, heads * w]; k, v: [m, kv_heads * w]. A document's queries see its keys alone, and are the last of its positions."""
+    """q: [n, heads * w]; k, v: [m, kv_heads * w]. A document's queries see its own keys alone."""
     width = q.shape[1] // heads
     seen = torch.zeros(q.shape[0], k.shape[0], dtype=torch.bool)
     row, column = 0, 0
     for queries, keys in zip(documents, key_documents, strict=True):
-        position = torch.arange(keys - queries, keys)[:, None]
-        key = torch.arange(keys)[None, :]
+        position, key = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
         part = key <= position if mask == "causal" else torch.ones(queries, keys, dtype=torch.bool)
         if window is not None:
             part = part & (key > position - window)
@@ -241,7 +240,10 @@ OPERATIONS = {
         "packed_bidirectional": attention_case(12, 4, 2, [4, 1, 9], mask="bidirectional"),
         "cross": attention_case(16, 4, 2, [13], [21], mask="bidirectional"),
         "cross_packed": attention_case(8, 4, 2, [5, 3], [2, 17], mask="bidirectional"),
-        "later_part": attention_case(16, 2, 1, [6], [22]),
+        # Past 64 queries and 256 keys, where an implementation takes the next block.
+        "long": attention_case(4, 2, 1, [70, 270]),
+        "long_windowed": attention_case(4, 2, 2, [140], window=33),
+        "long_cross": attention_case(4, 2, 1, [67, 3], [20, 259], mask="bidirectional"),
         # Scores in the tens: most probabilities are 0 or 1.
         "sharp": attention_case(16, 2, 2, [16], size=12.0),
     },
@@ -263,6 +265,9 @@ OPERATIONS = {
         "normalized": layer_case(13, 16, 8, 4, per_row=2, normalize=True),
         "not_normalized": layer_case(13, 16, 8, 4, per_row=2, normalize=False),
         "one_not_normalized": layer_case(10, 8, 8, 4, per_row=1, normalize=False),
+        # Two or more experts have no row.
+        "few_rows": layer_case(3, 8, 4, 8, per_row=2, normalize=True),
+        "gelu": layer_case(9, 8, 4, 4, per_row=2, normalize=True, activation="gelu_tanh"),
     },
     load_balancing: {
         "all_rows": ({"logits": (12, 5), "counted": [1] * 12}, {"per_row": 2}),
