@@ -1,5 +1,9 @@
 //! What can go wrong while training.
 
+use std::path::PathBuf;
+
+use ironloom_core::DType;
+
 /// The result of a fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -11,6 +15,47 @@ pub enum Error {
     /// An option has a value that means nothing.
     #[error("{option} is {value}, and it must be {limits}")]
     InvalidOption { option: &'static str, value: f64, limits: &'static str },
+    /// A schedule's parts are longer than the run.
+    #[error(
+        "the schedule has {warmup_steps} steps of warm-up and {decay_steps} of decay, and the run has {steps} in all: make \
+         them shorter or the run longer"
+    )]
+    ScheduleLength { warmup_steps: u64, decay_steps: u64, steps: u64 },
+    /// Weights, gradient and shape of a parameter disagree.
+    #[error("parameter {name:?} of shape {shape:?} has {weights} weights and a gradient of {gradient} elements")]
+    ParameterLength { name: String, shape: Vec<usize>, weights: usize, gradient: usize },
+    /// A matrix without rows and columns.
+    #[error(
+        "parameter {name:?} is said to be a matrix, and its shape is {shape:?}: two dimensions at least are needed"
+    )]
+    NotAMatrix { name: String, shape: Vec<usize> },
+    /// A step before the first.
+    #[error("the optimizer's steps count from 1, and step 0 was asked for")]
+    StepZero,
+    /// The gradient's norm is infinite or not a number.
+    #[error("the gradient's norm is {norm}: skip the step, and if it stays so, go back to a checkpoint")]
+    GradientNotFinite { norm: f64 },
+    /// State of another length than the parameter.
+    #[error("state {tensor:?} has {found} elements, and its parameter needs {expected}: it is of another model")]
+    StateLength { tensor: String, expected: usize, found: usize },
+    /// State of an element type that no state has.
+    #[error("state {tensor:?} is {dtype} of {bytes} bytes, and states are whole numbers of F32 or U8")]
+    StateType { tensor: String, dtype: DType, bytes: usize },
+    /// State that another optimizer saved.
+    #[error("state {tensor:?} isn't one of {owner}: resume with the options that the checkpoint was made with")]
+    ForeignState { tensor: String, owner: &'static str },
+    /// A part of a parameter's state is missing.
+    #[error("the state of {parameter:?} is incomplete: {missing} is not in the checkpoint")]
+    IncompleteState { parameter: String, missing: &'static str },
+    /// Matrix products refused.
+    #[error(transparent)]
+    Products(#[from] ironloom_quant::Error),
+    /// A file or a folder could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// A file could not be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
     /// A weight file could not be read or written.
     #[error(transparent)]
     Weights(#[from] ironloom_weights::Error),

@@ -4,6 +4,18 @@
 //! device, with any number of threads. So nothing here splits a sum by threads, and every state can be saved exactly.
 #![deny(missing_docs)]
 
+mod ema;
 mod error;
+mod gradient_norm;
+pub mod optimizer;
+mod pieces;
+mod saved_tensor;
+mod schedule;
+mod spike_guard;
 
+pub use ema::WeightAverage;
 pub use error::{Error, Result};
+pub use gradient_norm::{GradientNorm, clip_factor};
+pub use saved_tensor::{SavedTensor, SavedValues};
+pub use schedule::{Decay, Schedule};
+pub use spike_guard::{SpikeGuard, SpikeGuardOptions, SpikeGuardState, Verdict};
