@@ -56,6 +56,9 @@ pub enum Error {
     /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
+    /// An adapter, or its files.
+    #[error(transparent)]
+    Lora(#[from] crate::lora::LoraError),
     /// A weight file could not be read or written.
     #[error(transparent)]
     Weights(#[from] ironloom_weights::Error),

@@ -7,7 +7,9 @@
 mod ema;
 mod error;
 mod gradient_norm;
+pub mod lora;
 pub mod optimizer;
+mod partial_file;
 mod pieces;
 mod saved_tensor;
 mod schedule;
