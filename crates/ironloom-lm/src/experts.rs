@@ -7,7 +7,7 @@
 use ironloom_nn::{FeedForward, Linear, RmsNorm};
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, ExpertWeights, Routing},
+    ops::{self, ExpertWeights, Norm, RouterLosses, Routing, RowWeights},
 };
 
 use crate::Result;
@@ -40,6 +40,40 @@ impl Experts {
         next: &RmsNorm,
     ) -> Result<(Tensor, Tensor)> {
         let routing = self.route(cx, x)?;
+        let (sum, normed) = self.add_experts(cx, residual, x, &routing, Some(next.norm()))?;
+        let normed = match normed {
+            Some(normed) => normed,
+            None => next.forward(cx, &sum)?,
+        };
+        Ok((sum, normed))
+    }
+
+    /// `residual` plus the block's output, and the router's own losses, weighted and scaled, on the tape.
+    ///
+    /// # Errors
+    /// A shape does not fit, or the device is not the processor.
+    pub fn forward_training(
+        &self,
+        cx: &Context,
+        residual: Tensor,
+        x: &Tensor,
+        (losses, scale): (RouterLosses, f32),
+    ) -> Result<Tensor> {
+        let logits = self.router.forward(cx, x)?;
+        let routing = ops::route_experts(cx, &logits, self.per_row, self.normalize)?;
+        ops::router_losses(cx, &logits, &routing, losses, scale)?;
+        Ok(self.add_experts(cx, residual, x, &routing, None)?.0)
+    }
+
+    /// `residual` plus the shared expert's and the routed experts' outputs, and the norm of that where the operation makes it.
+    fn add_experts(
+        &self,
+        cx: &Context,
+        residual: Tensor,
+        x: &Tensor,
+        routing: &Routing,
+        norm: Option<Norm<'_>>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let sum = match &self.shared {
             None => residual,
             Some((shared, None)) => shared.forward_add(cx, residual, x)?,
@@ -47,18 +81,31 @@ impl Experts {
                 ops::add_gated_rows(cx, residual, &shared.forward(cx, x)?, &gate.forward(cx, x)?)?
             }
         };
+        if self.experts.iter().any(FeedForward::is_adapted) {
+            return Ok((self.add_adapted(cx, sum, x, routing)?, None));
+        }
         let experts: Vec<ExpertWeights<'_>> = self
             .experts
             .iter()
             .map(|expert| ExpertWeights { gate: &expert.gate.weight, up: &expert.up.weight, down: &expert.down.weight })
             .collect();
         let activation = self.experts.first().map_or(ops::Activation::Silu, |expert| expert.activation);
-        let (sum, normed) = ops::routed_experts(cx, sum, x, &routing, &experts, activation, Some(next.norm()))?;
-        let normed = match normed {
-            Some(normed) => normed,
-            None => next.forward(cx, &sum)?,
-        };
-        Ok((sum, normed))
+        Ok(ops::routed_experts(cx, sum, x, routing, &experts, activation, norm)?)
+    }
+
+    /// What [`ops::routed_experts`] does, through layers with adapters.
+    fn add_adapted(&self, cx: &Context, mut sum: Tensor, x: &Tensor, routing: &Routing) -> Result<Tensor> {
+        let (chosen, weights) = (routing.read()?.0, routing.weights()?);
+        for (number, expert) in self.experts.iter().enumerate() {
+            let slots = chosen.iter().enumerate().filter(|(_, chosen)| **chosen as usize == number);
+            let (rows, places): (Vec<u32>, Vec<u32>) =
+                slots.map(|(slot, _)| ((slot / routing.per_row()) as u32, slot as u32)).unzip();
+            if !rows.is_empty() {
+                let y = expert.forward(cx, &ops::gather_rows(cx, x, &rows)?)?;
+                sum = ops::scatter_add_rows(cx, sum, &rows, &y, RowWeights { weights, places: &places })?;
+            }
+        }
+        Ok(sum)
     }
 
     /// Which experts the rows go to, and with what weights.

@@ -32,6 +32,7 @@ mod passes;
 mod profile;
 mod random;
 pub mod text;
+mod training;
 
 pub use config::{Architecture, Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, SharedExpertConfig};
 pub use error::{Error, Result};
@@ -40,3 +41,4 @@ pub use ironloom_kernels::KernelTime;
 pub use load::{LoadOptions, available_memory};
 pub use model::{LogitRows, Model};
 pub use random::RandomWeights;
+pub use training::{Parameter, ParameterRole, TrainingPass, TrainingRows};

@@ -238,7 +238,7 @@ impl<S: Source> Builder<'_, S> {
             embedding: Embedding { weight: embedding, scale: config.embedding_scale },
             blocks,
             output_norm: self.norm(naming.name(Part::OutputNorm, 0), config.width)?,
-            head: Linear { weight: head, bias: None },
+            head: Linear::new(head, None),
             ropes,
             unused: Vec::new(),
             config: config.clone(),
@@ -322,7 +322,7 @@ impl<S: Source> Builder<'_, S> {
                 true => Some(self.vector(&format!("{name}.bias"), of, Some(&picked))?),
                 false => None,
             };
-            Ok(Linear { weight: self.weight(name.to_owned(), shape, Rows::Pick { rows: picked, of })?, bias })
+            Ok(Linear::new(self.weight(name.to_owned(), shape, Rows::Pick { rows: picked, of })?, bias))
         };
         Ok([part(0..group)?, part(group..group + 1)?, part(group + 1..group + 2)?])
     }
@@ -349,7 +349,7 @@ impl<S: Source> Builder<'_, S> {
                     let name = format!("{}.weight", name(part));
                     weight = self.source.matrix(&name, shape, rows(), WeightFormat::Bf16, self.device)?;
                 }
-                Ok(Linear { weight, bias: None })
+                Ok(Linear::new(weight, None))
             };
             all.push(FeedForward {
                 gate: matrix(Part::ExpertGate(expert), inner_shape)?,
@@ -386,7 +386,7 @@ impl<S: Source> Builder<'_, S> {
     fn router(&mut self, name: String, rows: usize) -> Result<Linear> {
         let (name, shape) = (format!("{name}.weight"), [rows, self.config.width]);
         let weight = self.source.matrix(&name, shape.into(), Rows::All, WeightFormat::Keep, self.device)?;
-        Ok(Linear { weight, bias: None })
+        Ok(Linear::new(weight, None))
     }
 
     fn gated(&mut self, [gate, up, down]: [String; 3], inner: usize, bias: bool) -> Result<FeedForward> {
@@ -415,7 +415,7 @@ impl<S: Source> Builder<'_, S> {
             }
             false => None,
         };
-        Ok(Linear { weight: self.weight(name, shape, order.map_or(Rows::All, Rows::Order))?, bias })
+        Ok(Linear::new(self.weight(name, shape, order.map_or(Rows::All, Rows::Order))?, bias))
     }
 
     fn weight(&mut self, name: String, shape: impl Into<MatrixShape>, rows: Rows) -> Result<Weight> {

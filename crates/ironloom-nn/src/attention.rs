@@ -2,7 +2,10 @@
 
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, AttentionOptions, AttentionSpan, KvRows, KvSpan, KvTable, RopeAppend},
+    ops::{
+        self, AttentionOptions, AttentionSpan, DocumentAttentionOptions, DocumentSpan, KvRows, KvSpan, KvTable, Mask,
+        RopeAppend,
+    },
 };
 
 use crate::{Linear, Result, RmsNorm, Span, linear_many};
@@ -46,6 +49,15 @@ pub struct AttentionInput<'a, 'b> {
     pub layer: usize,
 }
 
+/// The documents that the rows of a training pass belong to, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionDocuments<'a> {
+    /// Sines and cosines of the rows' positions, which begin at 0 in each document.
+    pub phases: &'a Tensor,
+    /// The documents' lengths.
+    pub lengths: &'a [usize],
+}
+
 impl Attention {
     /// The attention of `x [n, width]` before its output projection, `[n, heads * head width]`; appends the rows' keys and
     /// values to their caches.
@@ -67,6 +79,29 @@ impl Attention {
                 ops::attention(cx, &q, &spans, &self.options)?
             }
         })
+    }
+
+    /// `[n, width]` to `[n, width]`, each document within itself and without a cache: the form that has gradients.
+    ///
+    /// # Errors
+    /// A shape does not fit.
+    pub fn forward_documents(&self, cx: &Context, x: &Tensor, documents: AttentionDocuments<'_>) -> Result<Tensor> {
+        let [mut q, mut k, v] = linear_many(cx, x, [&self.q, &self.k, &self.v])?;
+        if let Some([q_norm, k_norm]) = &self.qk_norm {
+            (q, k) = (q_norm.forward(cx, &q)?, k_norm.forward(cx, &k)?);
+        }
+        let AttentionDocuments { phases, lengths } = documents;
+        let q = ops::rope(cx, q, self.head_width, phases)?;
+        let k = ops::rope(cx, k, self.head_width, phases)?;
+        let spans: Vec<DocumentSpan> =
+            lengths.iter().map(|&length| DocumentSpan { queries: length, keys: length }).collect();
+        let options = DocumentAttentionOptions {
+            heads: self.options.heads,
+            kv_heads: k.width() / self.head_width.max(1),
+            scale: self.options.scale,
+            mask: self.options.window.map_or(Mask::Causal, Mask::Window),
+        };
+        self.out.forward(cx, &ops::document_attention(cx, &q, &k, &v, &spans, &options)?)
     }
 
     /// `[n, width]` to `[n, width]`; appends the rows' keys and values to their caches.

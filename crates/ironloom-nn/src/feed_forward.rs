@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{Context, Tensor, ops};
 
-use crate::{Activation, Linear, Result, RmsNorm};
+use crate::{Activation, Linear, Result, RmsNorm, linear_many};
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU or GeGLU, by `activation`).
 #[derive(Clone, Debug)]
@@ -48,8 +48,17 @@ impl FeedForward {
         self.down.forward_add_norm(cx, residual, &self.inner(cx, x)?, next)
     }
 
+    /// Whether a layer has an adapter.
+    pub fn is_adapted(&self) -> bool {
+        [&self.gate, &self.up, &self.down].iter().any(|layer| layer.adapter.is_some())
+    }
+
     /// `act(gate(x)) * up(x)`, `[n, inner width]`.
     fn inner(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
+        if self.gate.adapter.is_some() || self.up.adapter.is_some() {
+            let [gate, up] = linear_many(cx, x, [&self.gate, &self.up])?;
+            return Ok(ops::gated_activation(cx, gate, &up, self.activation)?);
+        }
         let halves = [self.gate.projection(), self.up.projection()];
         Ok(ops::gated_linear(cx, x, halves, self.activation)?)
     }

@@ -2,18 +2,72 @@
 
 use ironloom_tensor::{
     Context, Indices, Tensor, Weight,
-    ops::{self, Norm, Projection},
+    ops::{self, DropoutKey, Norm, Projection},
 };
 
 use crate::Result;
 
-/// `y = x W^T (+ b)` with `W [out features, in features]` in any packed form.
+/// `y = x W^T (+ b)` with `W [out features, in features]` in any packed form, and a low-rank adapter beside it where one is attached.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// The weight, `[out features, in features]`.
     pub weight: Weight,
     /// The bias, `[out features]`.
     pub bias: Option<Tensor>,
+    /// What is learnt beside a frozen weight.
+    pub adapter: Option<Box<Adapter>>,
+}
+
+/// A low-rank adapter: `y += scale * dropout(x) A^T B^T` (Hu et al., arXiv 2106.09685).
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    /// `[rank, in features]`, dense.
+    pub a: Weight,
+    /// `[out features, rank]`, dense.
+    pub b: Weight,
+    /// The factor, usually `alpha / rank`.
+    pub scale: f32,
+    /// The probability with which an element of `x` is left out in training.
+    pub dropout: f32,
+    /// Tells its dropout's random numbers from other adapters'.
+    pub stream: u64,
+}
+
+impl Adapter {
+    /// Adds the adapter to a dense weight `[out features, in features]`: `W += scale B A`.
+    ///
+    /// # Errors
+    /// The shapes don't fit, or a matrix is not on the processor.
+    pub fn merge_into(&self, weight: &mut Tensor) -> Result<()> {
+        let (rows, cols, rank) = (self.b.rows(), self.a.cols(), self.a.rows());
+        if weight.shape().dims() != [rows, cols] || self.b.cols() != rank {
+            let (expected, found) = (Box::new([rows, cols].into()), Box::new(*weight.shape()));
+            let (operation, operand) = ("merging an adapter", "the weight");
+            return Err(ironloom_tensor::Error::Shape { operation, operand, expected, found }.into());
+        }
+        let (a, b) = (self.a.unpacked()?, self.b.unpacked()?);
+        let values = weight.as_f32_mut()?;
+        for (row, b) in values.chunks_exact_mut(cols.max(1)).zip(b.chunks_exact(rank.max(1))) {
+            for (b, a) in b.iter().zip(a.chunks_exact(cols.max(1))) {
+                row.iter_mut().zip(a).for_each(|(value, a)| *value += self.scale * b * a);
+            }
+        }
+        Ok(())
+    }
+
+    /// `y` plus what the adapter makes of `x`.
+    fn add(&self, cx: &Context, y: Tensor, x: &Tensor) -> Result<Tensor> {
+        let x = match cx.tape {
+            // Without a tape nothing is trained, and nothing is left out.
+            Some(tape) => {
+                let key = DropoutKey { seed: tape.seed(), stream: self.stream };
+                ops::dropout(cx, x.clone(), self.dropout, key)?
+            }
+            None => x.clone(),
+        };
+        let inner = ops::scale(cx, ops::linear(cx, &x, &self.a)?, self.scale)?;
+        Ok(ops::linear_add(cx, y, &inner, &self.b)?)
+    }
 }
 
 impl Linear {
@@ -22,7 +76,20 @@ impl Linear {
     /// # Errors
     /// `x` is not as wide as the weight.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear(cx, x, self.projection())?)
+        self.adapted(cx, ops::linear(cx, x, self.projection())?, x)
+    }
+
+    /// A layer without an adapter.
+    pub fn new(weight: Weight, bias: Option<Tensor>) -> Self {
+        Self { weight, bias, adapter: None }
+    }
+
+    /// `y` plus what the adapter, if there is one, makes of `x`.
+    fn adapted(&self, cx: &Context, y: Tensor, x: &Tensor) -> Result<Tensor> {
+        match &self.adapter {
+            Some(adapter) => adapter.add(cx, y, x),
+            None => Ok(y),
+        }
     }
 
     /// `residual` `[n, out features]` plus the layer's output.
@@ -30,7 +97,7 @@ impl Linear {
     /// # Errors
     /// `x` is not as wide as the weight, or the residual has another shape than the output.
     pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
-        Ok(ops::linear_add(cx, residual, x, self.projection())?)
+        self.adapted(cx, ops::linear_add(cx, residual, x, self.projection())?, x)
     }
 
     /// `residual` plus the layer's output, and `next`'s norm of it.
@@ -44,6 +111,11 @@ impl Linear {
         x: &Tensor,
         next: &RmsNorm,
     ) -> Result<(Tensor, Tensor)> {
+        if self.adapter.is_some() {
+            let sum = self.forward_add(cx, residual, x)?;
+            let normed = next.forward(cx, &sum)?;
+            return Ok((sum, normed));
+        }
         Ok(ops::linear_add_norm(cx, residual, x, self.projection(), next.norm())?)
     }
 
@@ -58,7 +130,13 @@ impl Linear {
 /// # Errors
 /// `x` is not as wide as a weight.
 pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, layers: [&Linear; N]) -> Result<[Tensor; N]> {
-    Ok(ops::linear_many(cx, x, layers.map(Linear::projection))?)
+    let mut outs = ops::linear_many(cx, x, layers.map(Linear::projection))?;
+    for (layer, out) in layers.iter().zip(&mut outs) {
+        if let Some(adapter) = &layer.adapter {
+            *out = adapter.add(cx, out.clone(), x)?;
+        }
+    }
+    Ok(outs)
 }
 
 /// Rows of a table, times a constant.

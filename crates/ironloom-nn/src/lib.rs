@@ -21,10 +21,10 @@ mod kv_cache;
 mod layers;
 mod rope;
 
-pub use attention::{Attention, AttentionInput, PassRows};
+pub use attention::{Attention, AttentionDocuments, AttentionInput, PassRows};
 pub use error::{Error, Result};
 pub use feed_forward::FeedForward;
 pub use ironloom_tensor::ops::Activation;
 pub use kv_cache::{KvCache, Span};
-pub use layers::{Embedding, Linear, RmsNorm, linear_many};
+pub use layers::{Adapter, Embedding, Linear, RmsNorm, linear_many};
 pub use rope::{RopeOptions, RopeScaling};

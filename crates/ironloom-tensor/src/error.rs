@@ -55,6 +55,34 @@ pub enum Error {
         /// How many entries there are.
         limit: usize,
     },
+    /// A target is no id of the vocabulary.
+    #[error(
+        "{operation}: target {target} at row {row} is outside the vocabulary of {vocabulary}; {ignored} leaves a row out"
+    )]
+    TargetOutOfRange {
+        /// The operation.
+        operation: &'static str,
+        /// The target.
+        target: i64,
+        /// Which row has it.
+        row: usize,
+        /// How many ids there are.
+        vocabulary: usize,
+        /// The target of rows that do not count.
+        ignored: i64,
+    },
+    /// A number of an operation's options is out of its range.
+    #[error("{operation}: {what} is {found}, and {expected} is needed")]
+    Setting {
+        /// The operation.
+        operation: &'static str,
+        /// What the number is.
+        what: &'static str,
+        /// What is needed.
+        expected: &'static str,
+        /// The number.
+        found: f64,
+    },
     /// The operation has no gradient.
     #[error("{operation} has no gradient: run it without a tape, or train a model that does not use it")]
     NoGradient {
@@ -78,6 +106,14 @@ pub enum Error {
         operation: &'static str,
         /// The device.
         device: &'static str,
+    },
+    /// A part that a tape runs again failed outside of an operation.
+    #[error("{operation}: {reason}")]
+    Part {
+        /// The part.
+        operation: &'static str,
+        /// Why it failed.
+        reason: String,
     },
     /// A kernel or its device refused.
     #[error(transparent)]

@@ -68,6 +68,18 @@ pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
     add_lanes(lanes)
 }
 
+/// The scalar product, element `i` in lane `i % 16`.
+#[inline(always)]
+pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (x, y) in x.chunks(LANES).zip(y.chunks(LANES)) {
+        for (lane, (x, y)) in lanes.iter_mut().zip(x.iter().zip(y)) {
+            *lane = x.mul_add(*y, *lane);
+        }
+    }
+    add_lanes(lanes)
+}
+
 /// The sum, element `i` in lane `i % 16`.
 #[inline(always)]
 pub(crate) fn sum(x: &[f32]) -> f32 {

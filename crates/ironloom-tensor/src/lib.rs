@@ -20,6 +20,7 @@
 
 mod device;
 mod error;
+mod gemm;
 mod indices;
 mod lanes;
 pub mod ops;

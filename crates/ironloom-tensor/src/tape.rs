@@ -1,16 +1,23 @@
 //! Reverse-mode differentiation over fused operations.
 //!
-//! An operation that runs under a tape adds one node: what it read, what it wrote, and a closure that turns the gradients
-//! of its outputs into gradients of its inputs. [`Tape::backward`] walks the nodes once, last to first. Gradients are
-//! single precision; a tensor's first writer sets its gradient and later ones add to it, so nothing is zeroed first.
+//! An operation that runs under a tape, and has an input whose gradient is needed, adds one node: what it wrote, and a closure
+//! that turns the gradient of its output into gradients of its inputs. [`Tape::backward`] walks the nodes once, last to first,
+//! and drops each with what it kept. Gradients are single precision; a tensor's first writer sets its gradient and later ones
+//! add to it, so nothing is zeroed first. What needs no gradient (frozen weights, and what is made of them alone) costs nothing.
 
 use std::{
-    cell::RefCell,
-    collections::HashMap,
+    cell::{Cell, RefCell},
+    collections::{HashMap, HashSet},
+    rc::Rc,
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::{Result, Tensor, error::expect_shape};
+use ironloom_core::Shape;
+
+use crate::{
+    Context, Result, Tensor,
+    error::{expect_count, expect_shape},
+};
 
 /// What a tape knows a tensor by; unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,68 +30,309 @@ impl TensorId {
     }
 }
 
-type Backward = Box<dyn Fn(&Tensor) -> Result<Vec<Tensor>>>;
+/// Where the gradient of a tensor that needs one goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    id: TensorId,
+    shape: Shape,
+}
+
+impl Slot {
+    /// The tensor's shape.
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+}
+
+type Backward = Box<dyn Fn(&Tensor, &mut Gradients) -> Result<()>>;
 
 struct Node {
-    output: TensorId,
-    inputs: Vec<TensorId>,
+    output: Slot,
     backward: Backward,
 }
 
 /// The record of a forward pass.
-#[derive(Default)]
 pub struct Tape {
     nodes: RefCell<Vec<Node>>,
+    /// Tensors whose gradients are asked for; shared with the tapes of repeated parts.
+    watched: Rc<RefCell<HashSet<TensorId>>>,
+    /// Tensors made of those.
+    needed: RefCell<HashSet<TensorId>>,
+    /// Losses besides the one that a backward pass starts from.
+    side_losses: RefCell<Vec<Tensor>>,
+    side_loss: Cell<f64>,
+    expert_loads: RefCell<Vec<Vec<f32>>>,
+    seed: u64,
+    /// Whether nodes are kept: a part that will run again keeps none the first time.
+    keeps: bool,
 }
 
-/// The gradients that a backward pass found.
-pub type Gradients = HashMap<TensorId, Tensor>;
+impl Default for Tape {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Tape {
     /// An empty tape.
     pub fn new() -> Self {
-        Self::default()
+        Self::with_seed(0)
     }
 
-    /// Records an operation: `backward` gets the output's gradient and returns one gradient per input.
-    pub(crate) fn record(
-        &self,
-        output: &Tensor,
-        inputs: &[&Tensor],
-        backward: impl Fn(&Tensor) -> Result<Vec<Tensor>> + 'static,
-    ) {
-        let inputs = inputs.iter().map(|tensor| tensor.id()).collect();
-        self.nodes.borrow_mut().push(Node { output: output.id(), inputs, backward: Box::new(backward) });
+    /// An empty tape whose random operations (dropout) draw from `seed`.
+    pub fn with_seed(seed: u64) -> Self {
+        Self::of(Rc::default(), seed, true)
     }
 
-    /// The gradients of everything `output` was made from, where `gradient` is the gradient of `output`. Ends the tape.
+    fn of(watched: Rc<RefCell<HashSet<TensorId>>>, seed: u64, keeps: bool) -> Self {
+        Self {
+            nodes: RefCell::default(),
+            watched,
+            needed: RefCell::default(),
+            side_losses: RefCell::default(),
+            side_loss: Cell::new(0.0),
+            expert_loads: RefCell::default(),
+            seed,
+            keeps,
+        }
+    }
+
+    /// Asks for the gradient of a tensor that no operation makes: a parameter, an input.
+    pub fn watch(&self, tensor: &Tensor) {
+        self.watched.borrow_mut().insert(tensor.id());
+    }
+
+    /// What random operations draw from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The sum of the losses that operations added by the way, such as the balance of routed experts.
+    pub fn side_loss(&self) -> f64 {
+        self.side_loss.get()
+    }
+
+    /// The share of rows that each expert of each routed layer got, in the order in which the layers ran.
+    pub fn expert_loads(&self) -> Vec<Vec<f32>> {
+        self.expert_loads.borrow().clone()
+    }
+
+    /// Adds a scalar to what is differentiated.
+    pub(crate) fn add_side_loss(&self, loss: Tensor) -> Result<()> {
+        let value = loss.as_f32()?.iter().map(|value| f64::from(*value)).sum::<f64>();
+        self.side_loss.set(self.side_loss.get() + value);
+        if self.slot(&loss).is_some() {
+            self.side_losses.borrow_mut().push(loss);
+        }
+        Ok(())
+    }
+
+    /// Notes the share of rows that each expert of a layer got.
+    pub(crate) fn note_expert_load(&self, shares: Vec<f32>) {
+        self.expert_loads.borrow_mut().push(shares);
+    }
+
+    /// Where the gradient of `tensor` goes, if it needs one.
+    pub(crate) fn slot(&self, tensor: &Tensor) -> Option<Slot> {
+        let id = tensor.id();
+        let needed = self.needed.borrow().contains(&id) || self.watched.borrow().contains(&id);
+        (self.keeps && needed).then(|| Slot { id, shape: *tensor.shape() })
+    }
+
+    /// Records the operation that made `output`; `backward` gets the output's gradient, in its shape, and writes or adds those of
+    /// the inputs that have a slot.
+    pub(crate) fn record(&self, output: &Tensor, backward: impl Fn(&Tensor, &mut Gradients) -> Result<()> + 'static) {
+        self.needed.borrow_mut().insert(output.id());
+        let output = Slot { id: output.id(), shape: *output.shape() };
+        self.nodes.borrow_mut().push(Node { output, backward: Box::new(backward) });
+    }
+
+    /// Adds the gradients of every watched tensor that `output` and the side losses were made from, where `gradient` is the
+    /// gradient of `output` and 1 that of a side loss. Ends the tape.
     ///
     /// # Errors
     /// An operation's backward fails, or `gradient` has another shape than `output`.
-    pub fn backward(&self, output: &Tensor, gradient: Tensor) -> Result<Gradients> {
+    pub fn backward(&self, output: &Tensor, gradient: Tensor, gradients: &mut Gradients) -> Result<()> {
         expect_shape("backward", "the gradient", *output.shape(), gradient.shape())?;
-        let mut gradients = Gradients::from([(output.id(), gradient)]);
-        for node in self.nodes.take().into_iter().rev() {
-            let Some(gradient) = gradients.get(&node.output) else { continue };
-            for (input, gradient) in node.inputs.iter().zip((node.backward)(gradient)?) {
-                let total = match gradients.remove(input) {
-                    None => gradient,
-                    Some(earlier) => {
-                        let shape = *earlier.shape();
-                        let mut sum = earlier.into_f32()?;
-                        sum.iter_mut().zip(gradient.as_f32()?).for_each(|(sum, term)| *sum += term);
-                        Tensor::from_f32(sum, shape)?
-                    }
-                };
-                gradients.insert(*input, total);
+        if let Some(slot) = self.slot(output) {
+            gradients.add(&slot, gradient)?;
+        }
+        for loss in self.side_losses.take() {
+            if let Some(slot) = self.slot(&loss) {
+                gradients.add(&slot, Tensor::from_f32(vec![1.0], slot.shape)?)?;
             }
         }
-        Ok(gradients)
+        for node in self.nodes.take().into_iter().rev() {
+            if let Some(gradient) = gradients.take(node.output.id) {
+                (node.backward)(&gradient.reshape(node.output.shape)?, gradients)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `part` on `input` and keeps the input only: the backward pass runs it again to get what it needs (Chen et al.,
+    /// arXiv 1604.06174). `part` must give the same bits both times, so it draws nothing but from the tape's seed. The gradients
+    /// are those that they are without.
+    ///
+    /// # Errors
+    /// `part` fails.
+    pub fn checkpoint(
+        &self,
+        cx: &Context<'_>,
+        input: &Tensor,
+        part: impl Fn(&Context<'_>, &Tensor) -> Result<Tensor> + 'static,
+    ) -> Result<Tensor> {
+        let first = Self::of(self.watched.clone(), self.seed, false);
+        let output = part(&Context { tape: Some(&first), ..*cx }, input)?;
+        self.side_loss.set(self.side_loss.get() + first.side_loss.get());
+        self.expert_loads.borrow_mut().append(&mut first.expert_loads.borrow_mut());
+        if self.keeps {
+            let (slot, input, device, path) = (self.slot(input), input.clone(), cx.device.clone(), cx.path);
+            let (watched, seed) = (self.watched.clone(), self.seed);
+            self.record(&output, move |gradient, gradients| {
+                let again = Self::of(watched.clone(), seed, true);
+                if slot.is_some() {
+                    again.needed.borrow_mut().insert(input.id());
+                }
+                let output = part(&Context { device: &device, tape: Some(&again), path }, &input)?;
+                again.backward(&output, gradient.clone(), gradients)
+            });
+        }
+        Ok(output)
     }
 }
 
 impl std::fmt::Debug for Tape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tape({} operations)", self.nodes.borrow().len())
+    }
+}
+
+impl<'a> Context<'a> {
+    /// The tape, and where the gradients of an operation's inputs go; `None` when none of them needs one.
+    pub(crate) fn slots<const N: usize>(&self, inputs: [&Tensor; N]) -> Option<(&'a Tape, [Option<Slot>; N])> {
+        let tape = self.tape?;
+        let slots = inputs.map(|input| tape.slot(input));
+        slots.iter().any(Option::is_some).then_some((tape, slots))
+    }
+}
+
+/// Gradients by tensor. Those of watched tensors stay, and further backward passes add to them, until [`Gradients::begin_step`].
+#[derive(Debug, Default)]
+pub struct Gradients {
+    held: HashMap<TensorId, Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    gradient: Tensor,
+    /// Of a step that is over: its memory serves the next writer.
+    stale: bool,
+}
+
+impl Gradients {
+    /// No gradients.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The gradient of a tensor, if one was written in this step.
+    pub fn get(&self, id: TensorId) -> Option<&Tensor> {
+        self.held.get(&id).filter(|held| !held.stale).map(|held| &held.gradient)
+    }
+
+    /// Begins a step: what is held is over, and each gradient's next writer overwrites it.
+    pub fn begin_step(&mut self) {
+        self.held.values_mut().for_each(|held| held.stale = true);
+    }
+
+    fn take(&mut self, id: TensorId) -> Option<Tensor> {
+        self.get(id)?;
+        self.held.remove(&id).map(|held| held.gradient)
+    }
+
+    /// Sets the gradient of a slot, or adds to it.
+    pub(crate) fn add(&mut self, slot: &Slot, gradient: Tensor) -> Result<()> {
+        expect_count("backward", "the size of a gradient", slot.shape.elements()?, gradient.shape().elements()?)?;
+        match self.held.get_mut(&slot.id) {
+            Some(held) if !held.stale => held.gradient.add_in_place(&gradient),
+            _ => {
+                self.held.insert(slot.id, Held { gradient, stale: false });
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets `write` set (`first`) or add to the elements of a slot's gradient.
+    pub(crate) fn write(&mut self, slot: &Slot, write: impl FnOnce(&mut [f32], bool) -> Result<()>) -> Result<()> {
+        let held = match self.held.entry(slot.id) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(Held { gradient: Tensor::zeros(slot.shape)?, stale: true })
+            }
+        };
+        let first = std::mem::replace(&mut held.stale, false);
+        write(held.gradient.as_f32_mut()?, first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, ops};
+
+    fn tensor(values: &[f32]) -> Tensor {
+        Tensor::from_f32(values.to_vec(), [values.len()]).unwrap()
+    }
+
+    #[test]
+    fn later_passes_add_and_a_new_step_overwrites() {
+        let device = Device::cpu(1);
+        let (x, mut gradients) = (tensor(&[1.0, 2.0]), Gradients::new());
+        let pass = |gradients: &mut Gradients| {
+            let tape = Tape::new();
+            tape.watch(&x);
+            let y = ops::scale(&Context::training(&device, &tape), x.clone(), 3.0).unwrap();
+            tape.backward(&y, tensor(&[1.0, 10.0]), gradients).unwrap();
+            gradients.get(x.id()).unwrap().as_f32().unwrap().to_vec()
+        };
+        assert_eq!(pass(&mut gradients), [3.0, 30.0]);
+        assert_eq!(pass(&mut gradients), [6.0, 60.0]);
+        gradients.begin_step();
+        assert!(gradients.get(x.id()).is_none());
+        assert_eq!(pass(&mut gradients), [3.0, 30.0]);
+        assert_eq!(gradients.held.len(), 1, "gradients between operations go");
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_not_recorded() {
+        let (device, tape) = (Device::cpu(1), Tape::new());
+        let x = tensor(&[1.0]);
+        ops::scale(&Context::training(&device, &tape), x, 3.0).unwrap();
+        assert!(tape.nodes.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_checkpointed_part_gives_the_gradients_it_gives_without() {
+        let device = Device::cpu(1);
+        let (x, w) = (tensor(&[1.0, -2.0]), tensor(&[0.5, 4.0]));
+        let gradients_of = |checkpointed: bool| {
+            let (tape, mut gradients) = (Tape::new(), Gradients::new());
+            [&x, &w].into_iter().for_each(|leaf| tape.watch(leaf));
+            let cx = Context::training(&device, &tape);
+            let weight = w.clone();
+            let part = move |cx: &Context<'_>, x: &Tensor| {
+                let y = ops::add(cx, ops::scale(cx, x.clone(), 2.0)?, &weight)?;
+                ops::rmsnorm(cx, &y, &weight, 0.1)
+            };
+            let x2 = ops::scale(&cx, x.clone(), 1.5).unwrap();
+            let y = if checkpointed { tape.checkpoint(&cx, &x2, part) } else { part(&cx, &x2) }.unwrap();
+            let nodes = tape.nodes.borrow().len();
+            tape.backward(&y, tensor(&[1.0, -1.0]), &mut gradients).unwrap();
+            (nodes, [&x, &w].map(|leaf| gradients.get(leaf.id()).unwrap().as_f32().unwrap().to_vec()))
+        };
+        let ((kept, expected), (few, found)) = (gradients_of(false), gradients_of(true));
+        assert_eq!(found, expected);
+        assert!((few, kept) == (2, 4));
     }
 }

@@ -5,7 +5,10 @@ use std::{ops::Range, sync::Arc};
 use ironloom_core::Shape;
 use ironloom_kernels::{Buffer, Form, Gpu, Slice};
 
-use crate::{Context, Device, Error, Result, TensorId, error::expect_shape};
+use crate::{
+    Context, Device, Error, Result, TensorId,
+    error::{expect_count, expect_shape},
+};
 
 /// A dense row-major tensor. Cloning shares the storage; an operation that takes a tensor by value writes in place when
 /// nothing else shares it. A view is an offset and a shape over the leading dimension.
@@ -132,6 +135,25 @@ impl Tensor {
             return Err(self.misplaced("reading a tensor", "the processor"));
         };
         Ok(&values[self.offset..self.offset + self.shape.elements()?])
+    }
+
+    /// The elements to write to: these alone, where others share them.
+    ///
+    /// # Errors
+    /// They are not in the processor's memory, or the tensor is a part of another.
+    pub fn as_f32_mut(&mut self) -> Result<&mut [f32]> {
+        let elements = self.shape.elements()?;
+        let misplaced = self.misplaced("writing a tensor", "the processor");
+        let Storage::F32(values) = &mut self.storage else { return Err(misplaced) };
+        expect_count("writing a tensor", "the number of elements", values.len(), elements)?;
+        Ok(Arc::<Vec<f32>>::make_mut(values))
+    }
+
+    /// Adds the elements of `other`, of which there are as many.
+    pub(crate) fn add_in_place(&mut self, other: &Self) -> Result<()> {
+        let terms = other.as_f32()?;
+        self.as_f32_mut()?.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+        Ok(())
     }
 
     /// The elements as a vector: without a copy when nothing else shares them, or read from the device.

@@ -6,9 +6,9 @@ use ironloom_core::DType;
 use ironloom_kernels::{Buffer, Gpu, Slice, TileFormat, WeightLayout};
 use ironloom_quant::{DeviceFormat, PackedMatrix, TileFormat as PackedTiles, TiledMatrix, WeightFormat};
 
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Result, Tensor, error::expect_count};
 
-/// A weight matrix `[rows, cols]` in the packed form its device computes with. Cloning shares it.
+/// A weight matrix `[rows, cols]` in the packed form its device computes with, or dense, to be trained. Cloning shares it.
 #[derive(Clone)]
 pub struct Weight {
     form: Form,
@@ -17,6 +17,7 @@ pub struct Weight {
 #[derive(Clone)]
 enum Form {
     Cpu(Arc<PackedMatrix>),
+    Dense(Tensor),
     Cuda(CudaMatrix),
 }
 
@@ -51,6 +52,57 @@ impl Weight {
     /// A weight on the processor.
     pub fn cpu(matrix: PackedMatrix) -> Self {
         Self { form: Form::Cpu(Arc::new(matrix)) }
+    }
+
+    /// A weight of single-precision rows on the processor, which has a gradient.
+    ///
+    /// # Errors
+    /// `values` are no matrix, or on another device.
+    pub fn dense(values: Tensor) -> Result<Self> {
+        expect_count("a dense weight", "the number of dimensions", 2, values.shape().dims().len())?;
+        values.as_f32()?;
+        Ok(Self { form: Form::Dense(values) })
+    }
+
+    /// The rows of a dense weight, `[rows, cols]`.
+    pub fn as_dense(&self) -> Option<&Tensor> {
+        match &self.form {
+            Form::Dense(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// The rows of a dense weight, to be changed.
+    pub fn as_dense_mut(&mut self) -> Option<&mut Tensor> {
+        match &mut self.form {
+            Form::Dense(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// Writes row `row` to `out`, as long as a row.
+    ///
+    /// # Errors
+    /// There is no such row, `out` has another length, or the weight is not on the processor.
+    pub fn row(&self, row: usize, out: &mut [f32]) -> Result<()> {
+        let Form::Dense(values) = &self.form else { return Ok(self.as_cpu("a row of a weight")?.row(row, out)?) };
+        let cols = self.cols();
+        expect_count("a row of a weight", "the length of the output", cols, out.len())?;
+        out.copy_from_slice(values.rows_view(row..row + 1)?.as_f32()?);
+        Ok(())
+    }
+
+    /// All rows in single precision.
+    ///
+    /// # Errors
+    /// The weight is not on the processor.
+    pub fn unpacked(&self) -> Result<Vec<f32>> {
+        let cols = self.cols();
+        let mut values = vec![0.0; self.rows() * cols];
+        for (row, out) in values.chunks_exact_mut(cols.max(1)).enumerate() {
+            self.row(row, out)?;
+        }
+        Ok(values)
     }
 
     /// A stored matrix, packed as `format` for `device`.
@@ -123,6 +175,7 @@ impl Weight {
     pub fn rows(&self) -> usize {
         match &self.form {
             Form::Cpu(matrix) => matrix.rows(),
+            Form::Dense(values) => values.rows(),
             Form::Cuda(matrix) => matrix.rows,
         }
     }
@@ -131,6 +184,7 @@ impl Weight {
     pub fn cols(&self) -> usize {
         match &self.form {
             Form::Cpu(matrix) => matrix.cols(),
+            Form::Dense(values) => values.width(),
             Form::Cuda(matrix) => matrix.cols,
         }
     }
@@ -139,6 +193,7 @@ impl Weight {
     pub fn bytes(&self) -> usize {
         match &self.form {
             Form::Cpu(matrix) => matrix.bytes(),
+            Form::Dense(values) => values.rows() * values.width() * size_of::<f32>(),
             Form::Cuda(matrix) => matrix.bytes,
         }
     }
@@ -147,6 +202,7 @@ impl Weight {
     pub fn format(&self) -> &'static str {
         match &self.form {
             Form::Cpu(matrix) => matrix.name(),
+            Form::Dense(_) => "F32 (trainable)",
             Form::Cuda(matrix) => match matrix.layout {
                 WeightLayout::Plain(dtype) => dtype.name(),
                 WeightLayout::Tiles(format) => tile_name(format),
@@ -169,6 +225,7 @@ impl Weight {
             Form::Cuda(_) => {
                 Err(Error::Device { operation, expected: "the processor", found: "a weight on a graphics card" })
             }
+            Form::Dense(_) => Err(Error::ElementType { operation, expected: "packed", found: "a dense weight" }),
         }
     }
 
@@ -178,6 +235,9 @@ impl Weight {
             Form::Cuda(matrix) => Ok(matrix),
             Form::Cpu(_) => {
                 Err(Error::Device { operation, expected: "a graphics card", found: "a weight on the processor" })
+            }
+            Form::Dense(_) => {
+                Err(Error::Device { operation, expected: "a graphics card", found: "a dense weight on the processor" })
             }
         }
     }

@@ -44,19 +44,23 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
     by_operation.into_iter().flat_map(|cases| cases(device)).collect()
 }
 
-/// Runs `forward` under a tape, then back from `gradient`: the output and what the tape found.
+/// Runs `forward` under a tape, then back from `gradient`: what the tape found for `inputs`.
 fn differentiate(
     device: &Device,
     gradient: Tensor,
+    inputs: &[&Tensor],
     forward: impl FnOnce(&Context) -> Result<Tensor>,
 ) -> Result<Gradients> {
     let tape = Tape::new();
+    inputs.iter().for_each(|input| tape.watch(input));
     let output = forward(&Context::training(device, &tape))?;
-    Ok(tape.backward(&output, gradient)?)
+    let mut gradients = Gradients::new();
+    tape.backward(&output, gradient, &mut gradients)?;
+    Ok(gradients)
 }
 
 /// The gradient of `tensor`, as values.
 fn gradient_of(gradients: &Gradients, tensor: &Tensor) -> Result<Vec<f32>> {
-    let gradient = gradients.get(&tensor.id()).context("the tape found no gradient for an input")?;
+    let gradient = gradients.get(tensor.id()).context("the tape found no gradient for an input")?;
     Ok(gradient.as_f32()?.to_vec())
 }

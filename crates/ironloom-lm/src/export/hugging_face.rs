@@ -20,7 +20,7 @@ use crate::{Architecture, Config, FeedForwardConfig, Result};
 /// What errors call the format.
 pub(super) const FORMAT: &str = "a Hugging Face folder";
 /// The size of the hub's own shards.
-const MAX_SHARD_BYTES: u64 = 5_000_000_000;
+pub(super) const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 /// Writes the GGUF `checkpoint` as the Hugging Face folder `folder`, which is made where it's not there.
 ///
@@ -78,7 +78,7 @@ pub fn to_hugging_face(checkpoint: &Checkpoint, folder: &Path) -> Result<ExportR
 }
 
 /// The configuration as the folder's own.
-fn target(config: &Config) -> Result<Config> {
+pub(super) fn target(config: &Config) -> Result<Config> {
     let mut target = config.clone();
     target.norms_less_one = config.architecture == Architecture::Gemma3;
     if config.architecture == Architecture::Llama && config.layers.iter().any(|layer| layer.window.is_some()) {
@@ -95,7 +95,7 @@ fn target(config: &Config) -> Result<Config> {
 }
 
 /// Which part of a configuration came back different.
-fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
+pub(super) fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
     let same = [
         ("family", wanted.architecture == found.architecture),
         ("vocabulary size", wanted.vocab_size == found.vocab_size),
@@ -114,7 +114,7 @@ fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
 }
 
 /// The entries of `config.json`, but for the special tokens and the stored type.
-fn config_json(config: &Config) -> Result<Map<String, Value>> {
+pub(super) fn config_json(config: &Config) -> Result<Map<String, Value>> {
     use Architecture::{Gemma3, InternLm2, Llama, Mixtral, Qwen2Moe};
     let architecture = config.architecture;
     let mut json = Map::new();
@@ -247,13 +247,14 @@ fn class_name(architecture: Architecture) -> &'static str {
         Architecture::Mixtral => "MixtralForCausalLM",
         Architecture::Qwen2Moe => "Qwen2MoeForCausalLM",
         Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
-        // No GGUF file is read as one of Ironloom's own families.
-        Architecture::Llama | Architecture::IronloomDense | Architecture::IronloomMoe => "LlamaForCausalLM",
+        Architecture::Llama | Architecture::IronloomDense => "LlamaForCausalLM",
+        // transformers has no such class, and says so by this name.
+        Architecture::IronloomMoe => "IronloomMoeForCausalLM",
     }
 }
 
 /// The start and end tokens as configuration entries; one end token is a number, several a list.
-fn special_ids(metadata: &Metadata) -> Result<Map<String, Value>> {
+pub(super) fn special_ids(metadata: &Metadata) -> Result<Map<String, Value>> {
     let id = |key: &str| metadata.u32(&format!("tokenizer.ggml.{key}_token_id"));
     let mut ids = Map::new();
     if let Some(bos) = id("bos")? {
@@ -288,7 +289,7 @@ fn shortest(value: f32) -> Value {
 }
 
 /// Writes beside the target and renames, so that a reader never finds half a file.
-fn write_json(path: &Path, json: &Value) -> Result<()> {
+pub(super) fn write_json(path: &Path, json: &Value) -> Result<()> {
     let error = |source| ironloom_weights::Error::Write { path: path.to_owned(), source };
     let partial = PathBuf::from(format!("{}.{}.partial", path.display(), std::process::id()));
     let written = std::fs::write(&partial, format!("{json:#}\n")).and_then(|()| std::fs::rename(&partial, path));

@@ -13,6 +13,7 @@ mod metadata;
 mod recipe;
 mod tokenizer;
 mod tokenizer_json;
+mod trained;
 mod types;
 mod weights;
 
@@ -22,6 +23,7 @@ use ironloom_core::{DType, Shape, Threads};
 use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
 
 pub use hugging_face::to_hugging_face;
+pub use trained::{TextFiles, write_trained};
 
 use crate::{Config, Error, Result, names::Naming};
 use recipe::Recipe;

@@ -2,16 +2,17 @@
 
 use ironloom_kernels::{self as kernels, Form};
 
+use super::rows::add_rows;
 use crate::{Context, Error, Indices, Result, Tensor, Weight};
 
-/// The rows `ids` of `table` `[vocabulary, width]` times `scale`, as `[ids, width]`.
+/// The rows `ids` of `table` `[vocabulary, width]` times `scale`, as `[ids, width]`. Has a gradient for a dense table.
 ///
 /// # Errors
-/// An id is outside the table, or a tape records. Ids on a graphics card are not looked at: one outside gives NaN.
+/// An id is outside the table. Ids on a graphics card are not looked at: one outside gives NaN.
 pub fn embedding(cx: &Context, table: &Weight, ids: &Indices, scale: f32) -> Result<Tensor> {
     const NAME: &str = "embedding";
-    cx.without_gradient(NAME)?;
     if let Some(gpu) = cx.gpu() {
+        cx.without_gradient(NAME)?;
         let matrix = table.as_cuda(NAME)?;
         let out = Tensor::allocate(gpu, Form::F32, [ids.len(), matrix.cols], NAME)?;
         let call = kernels::Embedding {
@@ -33,12 +34,24 @@ pub fn embedding(cx: &Context, table: &Weight, ids: &Indices, scale: f32) -> Res
     }
     let width = table.cols();
     let mut out = vec![0.0; ids.len() * width];
-    let matrix = table.as_cpu(NAME)?;
     for (&id, out) in ids.iter().zip(out.chunks_exact_mut(width.max(1))) {
-        matrix.row(id as usize, out)?;
+        table.row(id as usize, out)?;
     }
     if scale != 1.0 {
         out.iter_mut().for_each(|value| *value *= scale);
     }
-    Tensor::from_f32(out, [ids.len(), width])
+    let out = Tensor::from_f32(out, [ids.len(), width])?;
+    if let Some(table) = table.as_dense()
+        && let Some((tape, [Some(slot)])) = cx.slots([table])
+    {
+        let ids = ids.to_vec();
+        tape.record(&out, move |gradient, gradients| {
+            let g = gradient.as_f32()?;
+            gradients.write(&slot, |out, first| {
+                add_rows(out, first, &ids, g, width, scale);
+                Ok(())
+            })
+        });
+    }
+    Ok(out)
 }

@@ -5,9 +5,9 @@
 
 use ironloom_kernels as kernels;
 
-use super::for_rows;
+use super::{Disjoint, for_rows};
 use crate::{
-    Context, Result, Tensor,
+    Context, CpuDevice, Result, Tensor,
     error::expect_shape,
     lanes::{exp, per_level},
 };
@@ -61,7 +61,7 @@ pub fn gated_activation(cx: &Context, gate: Tensor, up: &Tensor, activation: Act
         kernels::gated_activation(gpu, &call)?;
         return out.reshape(shape);
     }
-    let input = cx.tape.map(|_| gate.clone());
+    let recorded = cx.slots([&gate, up]).map(|slots| (slots, gate.clone()));
     let mut out = gate.into_f32()?;
     let (cpu, factors) = (cx.cpu("gated activation")?, up.as_f32()?);
     for_rows(cpu, &mut out, width, |rows, out| {
@@ -72,9 +72,17 @@ pub fn gated_activation(cx: &Context, gate: Tensor, up: &Tensor, activation: Act
         }
     });
     let out = Tensor::from_f32(out, shape)?;
-    if let (Some(tape), Some(gate)) = (cx.tape, input) {
-        let (kept_gate, kept_up) = (gate.clone(), up.clone());
-        tape.record(&out, &[&gate, up], move |gradient| backward(gradient, &kept_gate, &kept_up, activation));
+    if let Some(((tape, slots), gate)) = recorded {
+        let (cpu, up) = (cpu.clone(), up.clone());
+        tape.record(&out, move |gradient, gradients| {
+            let found = backward(&cpu, gradient, &gate, &up, activation)?;
+            for (slot, gradient) in slots.iter().zip(found) {
+                if let Some(slot) = slot {
+                    gradients.add(slot, gradient)?;
+                }
+            }
+            Ok(())
+        });
     }
     Ok(out)
 }
@@ -100,24 +108,52 @@ per_level! {
     }
 }
 
-fn backward(gradient: &Tensor, gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Vec<Tensor>> {
-    let (g, x, up) = (gradient.as_f32()?, gate.as_f32()?, up.as_f32()?);
-    let mut to_gate = Vec::with_capacity(g.len());
-    let mut to_up = Vec::with_capacity(g.len());
-    for ((&g, &x), &up) in g.iter().zip(x).zip(up) {
-        // Both are x * sigmoid(z) for some z(x): the derivative is s + x s (1 - s) z'.
-        let (z, slope) = match activation {
-            Activation::Silu => (x, 1.0),
-            Activation::GeluTanh => (
-                2.0 * GELU_SCALE * (x * x * x).mul_add(GELU_CUBIC, x),
-                2.0 * GELU_SCALE * (3.0 * GELU_CUBIC * x * x + 1.0),
-            ),
-        };
-        let s = 1.0 / (1.0 + exp(-z));
-        to_gate.push(g * up * (s + x * s * (1.0 - s) * slope));
-        to_up.push(g * x * s);
+/// The gradients of gate and up.
+fn backward(
+    cpu: &CpuDevice,
+    gradient: &Tensor,
+    gate: &Tensor,
+    up: &Tensor,
+    activation: Activation,
+) -> Result<[Tensor; 2]> {
+    let (g, x, up, width) = (gradient.as_f32()?, gate.as_f32()?, up.as_f32()?, gradient.width());
+    let (mut to_gate, mut to_up) = (vec![0.0; g.len()], vec![0.0; g.len()]);
+    let shared = Disjoint::new(&mut to_up);
+    for_rows(cpu, &mut to_gate, width, |rows, to_gate| {
+        let range = rows.start * width..rows.end * width;
+        // SAFETY: ranges of one region do not overlap.
+        let to_up = unsafe { shared.slice(range.clone()) };
+        let (g, x, up) = (&g[range.clone()], &x[range.clone()], &up[range]);
+        match activation {
+            Activation::Silu => silu_back(cpu.level, g, x, up, to_gate, to_up),
+            Activation::GeluTanh => gelu_tanh_back(cpu.level, g, x, up, to_gate, to_up),
+        }
+    });
+    Ok([Tensor::from_f32(to_gate, *gradient.shape())?, Tensor::from_f32(to_up, *gradient.shape())?])
+}
+
+// Both activations are x * sigmoid(z) for some z(x): the derivative is s + x s (1 - s) z'.
+
+per_level! {
+    fn silu_back(g: &[f32], x: &[f32], up: &[f32], to_gate: &mut [f32], to_up: &mut [f32]) {
+        for ((((&g, &x), &up), to_gate), to_up) in g.iter().zip(x).zip(up).zip(to_gate).zip(to_up) {
+            let s = 1.0 / (1.0 + exp(-x));
+            *to_gate = g * up * (s + x * s * (1.0 - s));
+            *to_up = g * x * s;
+        }
     }
-    Ok(vec![Tensor::from_f32(to_gate, *gradient.shape())?, Tensor::from_f32(to_up, *gradient.shape())?])
+}
+
+per_level! {
+    fn gelu_tanh_back(g: &[f32], x: &[f32], up: &[f32], to_gate: &mut [f32], to_up: &mut [f32]) {
+        for ((((&g, &x), &up), to_gate), to_up) in g.iter().zip(x).zip(up).zip(to_gate).zip(to_up) {
+            let z = 2.0 * GELU_SCALE * (x * x * x).mul_add(GELU_CUBIC, x);
+            let slope = 2.0 * GELU_SCALE * (3.0 * GELU_CUBIC * x * x + 1.0);
+            let s = 1.0 / (1.0 + exp(-z));
+            *to_gate = g * up * (s + x * s * (1.0 - s) * slope);
+            *to_up = g * x * s;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -125,7 +161,7 @@ mod tests {
     use ironloom_core::Philox;
 
     use super::*;
-    use crate::{Device, Tape};
+    use crate::{Device, Gradients, Tape};
 
     fn exact(x: f64, activation: Activation) -> f64 {
         match activation {
@@ -168,9 +204,11 @@ mod tests {
             let gate_tensor = Tensor::from_f32(gate.clone(), [4, 6]).unwrap();
             let up_tensor = Tensor::from_f32(up.clone(), [4, 6]).unwrap();
             let cx = Context::training(&device, &tape);
+            [&gate_tensor, &up_tensor].into_iter().for_each(|leaf| tape.watch(leaf));
             let out = gated_activation(&cx, gate_tensor.clone(), &up_tensor, activation).unwrap();
-            let gradients = tape.backward(&out, Tensor::from_f32(vec![1.0; 24], [4, 6]).unwrap()).unwrap();
-            let (to_gate, to_up) = (&gradients[&gate_tensor.id()], &gradients[&up_tensor.id()]);
+            let mut gradients = Gradients::new();
+            tape.backward(&out, Tensor::from_f32(vec![1.0; 24], [4, 6]).unwrap(), &mut gradients).unwrap();
+            let [to_gate, to_up] = [&gate_tensor, &up_tensor].map(|leaf| gradients.get(leaf.id()).unwrap());
             for i in 0..24 {
                 let (x, u, step) = (f64::from(gate[i]), f64::from(up[i]), 1e-5);
                 let slope = (exact(x + step, activation) - exact(x - step, activation)) / (2.0 * step) * u;

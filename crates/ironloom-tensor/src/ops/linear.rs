@@ -4,13 +4,19 @@
 //! `x` (q, k, v; gate, up) go in one call and share one parallel region. On a graphics card few rows read packed weights
 //! through the tensor cores, and many go to cuBLASLt, with weights unpacked to bfloat16 first. Sums run over `k` in one order
 //! whatever the number of rows.
+//!
+//! Gradients: `dx = dy W`, `dW = dy^T x`, `db = sum over rows of dy`. A dense weight has one; a packed one is frozen and hands on
+//! `dx` only, its rows unpacked some at a time.
 
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, Then, WeightLayout};
 use ironloom_quant::{Product, matmul};
 
 use super::{Activation, add, add::owned, add_bias, gated_activation, rmsnorm};
 use crate::{
-    Context, CudaDevice, Device, Error, Path, Result, Tensor, Weight, error::expect_shape, weight::CudaMatrix,
+    Context, CpuDevice, CudaDevice, Device, Error, Path, Result, Tensor, Weight,
+    error::expect_shape,
+    gemm::{Matrix, Write, gemm},
+    weight::CudaMatrix,
 };
 
 /// A weight matrix with the bias of its outputs.
@@ -33,23 +39,29 @@ const NAME: &str = "linear";
 /// `x [n, cols]` through each of `projections`: one `[n, rows]` for each.
 ///
 /// # Errors
-/// `x` is not as wide as a weight, a bias is not as long as its outputs, or a tape records.
+/// `x` is not as wide as a weight, or a bias is not as long as its outputs.
 pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, projections: [Projection<'_>; N]) -> Result<[Tensor; N]> {
-    cx.without_gradient(NAME)?;
     projections.iter().try_for_each(|projection| check(x, projection))?;
     if let Device::Cuda(cuda) = cx.device {
+        cx.without_gradient(NAME)?;
         return on_cuda(cx, cuda, x, projections);
     }
-    let n = x.rows();
+    let (cpu, n) = (cx.cpu(NAME)?, x.rows());
     let mut outs = projections.map(|projection| vec![0.0; n * projection.weight.rows()]);
     let mut products = Vec::with_capacity(N);
     for (projection, out) in projections.iter().zip(&mut outs) {
-        products.push(Product { matrix: projection.weight.as_cpu(NAME)?, out: out.as_mut_slice() });
+        match projection.weight.as_dense() {
+            Some(weight) => dense(cpu, x, weight, out)?,
+            None => products.push(Product { matrix: projection.weight.as_cpu(NAME)?, out: out.as_mut_slice() }),
+        }
     }
-    matmul(&cx.cpu(NAME)?.threads, x.as_f32()?, n, &mut products)?;
+    if !products.is_empty() {
+        matmul(&cpu.threads, x.as_f32()?, n, &mut products)?;
+    }
     let mut tensors = Vec::with_capacity(N);
     for (projection, out) in projections.iter().zip(outs) {
         let out = Tensor::from_f32(out, [n, projection.weight.rows()])?;
+        record(cx, cpu, x, projection.weight, &out);
         tensors.push(match projection.bias {
             Some(bias) => add_bias(cx, out, bias)?,
             None => out,
@@ -153,6 +165,66 @@ pub fn gated_linear(
     }
     let [gate, up] = linear_many(cx, x, [gate, up])?;
     gated_activation(cx, gate, &up, activation)
+}
+
+/// `out = x W^T`.
+fn dense(cpu: &CpuDevice, x: &Tensor, weight: &Tensor, out: &mut [f32]) -> Result<()> {
+    let (shape, stride) = ([x.rows(), x.width()], weight.rows());
+    let rows = Matrix::new(x.as_f32()?, shape, x.width());
+    gemm(cpu, out, stride, rows, dense_matrix(weight)?.transposed(), Write::Set);
+    Ok(())
+}
+
+fn dense_matrix(weight: &Tensor) -> Result<Matrix<'_>> {
+    Ok(Matrix::new(weight.as_f32()?, [weight.rows(), weight.width()], weight.width()))
+}
+
+/// Elements of a packed weight that are unpacked at a time on the way back.
+const UNPACKED: usize = 1 << 20;
+
+/// Records the product before its bias.
+fn record(cx: &Context, cpu: &CpuDevice, x: &Tensor, weight: &Weight, out: &Tensor) {
+    let Some(tape) = cx.tape else { return };
+    let (to_x, to_weight) = (tape.slot(x), weight.as_dense().and_then(|weight| tape.slot(weight)));
+    if to_x.is_none() && to_weight.is_none() {
+        return;
+    }
+    // Only the gradient of the weight needs the input.
+    let (cpu, x, weight) = (cpu.clone(), to_weight.map(|slot| (slot, x.clone())), weight.clone());
+    let (n, cols) = (out.rows(), weight.cols());
+    tape.record(out, move |gradient, gradients| {
+        let rows = weight.rows();
+        let g = gradient.as_f32()?;
+        if let Some((slot, x)) = &x {
+            let x = Matrix::new(x.as_f32()?, [n, cols], cols);
+            let turned = Matrix::new(g, [n, rows], rows).transposed();
+            gradients.write(slot, |out, first| {
+                gemm(&cpu, out, cols, turned, x, Write::first(first));
+                Ok(())
+            })?;
+        }
+        let Some(slot) = &to_x else { return Ok(()) };
+        gradients.write(slot, |out, first| match weight.as_dense() {
+            Some(dense) => {
+                gemm(&cpu, out, cols, Matrix::new(g, [n, rows], rows), dense_matrix(dense)?, Write::first(first));
+                Ok(())
+            }
+            None => {
+                let step = (UNPACKED / cols.max(1)).clamp(1, rows.max(1));
+                let mut unpacked = vec![0.0; step * cols];
+                for start in (0..rows).step_by(step) {
+                    let count = step.min(rows - start);
+                    for (row, out) in unpacked.chunks_exact_mut(cols.max(1)).take(count).enumerate() {
+                        weight.row(start + row, out)?;
+                    }
+                    let part = Matrix::new(&g[start.min(g.len())..], [n, count], rows);
+                    let write = Write::first(first && start == 0);
+                    gemm(&cpu, out, cols, part, Matrix::new(&unpacked, [count, cols], cols), write);
+                }
+                Ok(())
+            }
+        })
+    });
 }
 
 fn check(x: &Tensor, projection: &Projection<'_>) -> Result<()> {

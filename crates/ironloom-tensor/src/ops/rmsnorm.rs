@@ -3,11 +3,11 @@
 
 use ironloom_kernels::{self as kernels, Form};
 
-use super::{add, add::owned, for_rows};
+use super::{add, add::owned, for_rows, sum_over_rows};
 use crate::{
-    Context, Result, Tensor,
+    Context, CpuDevice, Result, Tensor,
     error::expect_shape,
-    lanes::{per_level, sum_of_squares},
+    lanes::{LANES, add_lanes, per_level, sum_of_squares},
 };
 
 /// The norm of each run of `weight`'s length in `x`; a row may hold several runs (the heads of a query, say).
@@ -49,9 +49,24 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
         normalize(cpu.level, &input[rows.start * width..rows.end * width], factors, epsilon, out);
     });
     let out = Tensor::from_f32(out, *x.shape())?;
-    if let Some(tape) = cx.tape {
-        let (kept, kept_weight) = (x.clone(), weight.clone());
-        tape.record(&out, &[x, weight], move |gradient| backward(gradient, &kept, &kept_weight, epsilon));
+    if let Some((tape, [to_x, to_weight])) = cx.slots([x, weight]) {
+        let (cpu, x, weight) = (cpu.clone(), x.clone(), weight.clone());
+        tape.record(&out, move |gradient, gradients| {
+            let (g, x, w) = (gradient.as_f32()?, x.as_f32()?, weight.as_f32()?);
+            if let Some(slot) = &to_weight {
+                gradients.write(slot, |out, first| {
+                    sum_over_rows(&cpu, out, first, g.len() / width, |rows, sums| {
+                        let range = rows.start * width..rows.end * width;
+                        backward_weight(cpu.level, &g[range.clone()], &x[range], epsilon, sums);
+                    });
+                    Ok(())
+                })?;
+            }
+            match &to_x {
+                Some(slot) => gradients.add(slot, backward_x(&cpu, gradient, x, w, epsilon)?),
+                None => Ok(()),
+            }
+        });
     }
     Ok(out)
 }
@@ -91,20 +106,45 @@ per_level! {
     }
 }
 
-/// With `h = x r`, `r = 1 / sqrt(mean x^2 + e)`: `dx = r (g w - h mean(g w h))`, `dw = sum over rows of g h`.
-fn backward(gradient: &Tensor, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Vec<Tensor>> {
-    let (g, w, width) = (gradient.as_f32()?, weight.as_f32()?, weight.width());
-    let mut to_x = Vec::with_capacity(g.len());
-    let mut to_weight = vec![0.0f32; width];
-    for (g, x) in g.chunks_exact(width).zip(x.as_f32()?.chunks_exact(width)) {
-        let r = 1.0 / (sum_of_squares(x) / width as f32 + epsilon).sqrt();
-        let mean = g.iter().zip(w).zip(x).map(|((g, w), x)| g * w * x * r).sum::<f32>() / width as f32;
-        for j in 0..width {
-            to_x.push(r * (g[j] * w[j] - x[j] * r * mean));
-            to_weight[j] += g[j] * x[j] * r;
+/// With `h = x r`, `r = 1 / sqrt(mean x^2 + e)`: `dx = r (g w - h mean(g w h))`.
+fn backward_x(cpu: &CpuDevice, gradient: &Tensor, x: &[f32], weight: &[f32], epsilon: f32) -> Result<Tensor> {
+    let (g, width) = (gradient.as_f32()?, weight.len());
+    let mut out = vec![0.0; g.len()];
+    for_rows(cpu, &mut out, width, |rows, out| {
+        let range = rows.start * width..rows.end * width;
+        turn_back(cpu.level, &g[range.clone()], &x[range], weight, epsilon, out);
+    });
+    Tensor::from_f32(out, *gradient.shape())
+}
+
+per_level! {
+    fn turn_back(g: &[f32], x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+        let width = weight.len();
+        for ((g, x), out) in g.chunks_exact(width).zip(x.chunks_exact(width)).zip(out.chunks_exact_mut(width)) {
+            let r = 1.0 / (sum_of_squares(x) / width as f32 + epsilon).sqrt();
+            let mut lanes = [0.0f32; LANES];
+            for j in 0..width {
+                lanes[j % LANES] = (g[j] * weight[j]).mul_add(x[j], lanes[j % LANES]);
+            }
+            let mean = add_lanes(lanes) * r / width as f32;
+            for j in 0..width {
+                out[j] = r * (g[j] * weight[j] - x[j] * r * mean);
+            }
         }
     }
-    Ok(vec![Tensor::from_f32(to_x, *x.shape())?, Tensor::from_f32(to_weight, [width])?])
+}
+
+per_level! {
+    /// `dw = sum over rows of g h`.
+    fn backward_weight(g: &[f32], x: &[f32], epsilon: f32, sums: &mut [f32]) {
+        let width = sums.len();
+        for (g, x) in g.chunks_exact(width).zip(x.chunks_exact(width)) {
+            let r = 1.0 / (sum_of_squares(x) / width as f32 + epsilon).sqrt();
+            for j in 0..width {
+                sums[j] += g[j] * (x[j] * r);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -112,7 +152,7 @@ mod tests {
     use ironloom_core::Philox;
 
     use super::*;
-    use crate::{Device, Tape};
+    use crate::{Device, Gradients, Tape};
 
     fn exact(x: &[f32], weight: &[f32], epsilon: f64) -> Vec<f64> {
         let width = weight.len();
@@ -154,8 +194,10 @@ mod tests {
         let g: Vec<f32> = (0..12).map(|_| draws.next_normal()).collect();
         let x_tensor = Tensor::from_f32(x.clone(), [3, 4]).unwrap();
         let w_tensor = Tensor::from_f32(w.clone(), [4]).unwrap();
+        [&x_tensor, &w_tensor].into_iter().for_each(|leaf| tape.watch(leaf));
         let out = rmsnorm(&Context::training(&device, &tape), &x_tensor, &w_tensor, 1e-5).unwrap();
-        let gradients = tape.backward(&out, Tensor::from_f32(g.clone(), [3, 4]).unwrap()).unwrap();
+        let mut gradients = Gradients::new();
+        tape.backward(&out, Tensor::from_f32(g.clone(), [3, 4]).unwrap(), &mut gradients).unwrap();
         let loss = |x: &[f32], w: &[f32]| -> f64 {
             exact(x, w, 1e-5).iter().zip(&g).map(|(out, g)| out * f64::from(*g)).sum()
         };
@@ -167,12 +209,20 @@ mod tests {
         for i in 0..12 {
             let moved =
                 |by: f32| x.iter().enumerate().map(|(j, v)| if i == j { v + by } else { *v }).collect::<Vec<_>>();
-            check(gradients[&x_tensor.id()].as_f32().unwrap()[i], loss(&moved(step), &w), loss(&moved(-step), &w));
+            check(
+                gradients.get(x_tensor.id()).unwrap().as_f32().unwrap()[i],
+                loss(&moved(step), &w),
+                loss(&moved(-step), &w),
+            );
         }
         for i in 0..4 {
             let moved =
                 |by: f32| w.iter().enumerate().map(|(j, v)| if i == j { v + by } else { *v }).collect::<Vec<_>>();
-            check(gradients[&w_tensor.id()].as_f32().unwrap()[i], loss(&x, &moved(step)), loss(&x, &moved(-step)));
+            check(
+                gradients.get(w_tensor.id()).unwrap().as_f32().unwrap()[i],
+                loss(&x, &moved(step)),
+                loss(&x, &moved(-step)),
+            );
         }
     }
 

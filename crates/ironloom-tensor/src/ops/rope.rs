@@ -7,7 +7,7 @@
 use ironloom_kernels::{self as kernels, Form};
 
 use super::for_rows;
-use crate::{Context, Indices, Result, Tensor, error::expect_shape, lanes::per_level};
+use crate::{Context, CpuDevice, Indices, Result, Tensor, error::expect_shape, lanes::per_level};
 
 /// The sines and cosines of `positions`: `[n, 2 * half]`, a row being `half` cosines, then `half` sines, both times `factor`
 /// (YaRN's attention factor; 1 otherwise). `inverse_frequencies` is `[half]`.
@@ -48,12 +48,11 @@ pub fn rope_phases(cx: &Context, inverse_frequencies: &Tensor, factor: f32, posi
 }
 
 /// `x [n, heads * head_width]` with every head turned by its row's `phases [n, 2 * half]`; elements of a head past
-/// `2 * half` stay. Writes into `x` when nothing else shares it.
+/// `2 * half` stay. Writes into `x` when nothing else shares it. Gradient: turned back.
 ///
 /// # Errors
-/// `x` is not whole heads, the phases are wider than a head or not one row for each row of `x`, or a tape records.
+/// `x` is not whole heads, or the phases are wider than a head or not one row for each row of `x`.
 pub fn rope(cx: &Context, x: Tensor, head_width: usize, phases: &Tensor) -> Result<Tensor> {
-    cx.without_gradient("rope")?;
     let (shape, width, turned) = (*x.shape(), x.width(), phases.width());
     if head_width == 0 || !width.is_multiple_of(head_width) {
         expect_shape("rope", "the input", [x.rows(), head_width], &shape)?;
@@ -61,24 +60,48 @@ pub fn rope(cx: &Context, x: Tensor, head_width: usize, phases: &Tensor) -> Resu
     if turned > head_width || phases.rows() != x.rows() {
         expect_shape("rope", "the phases", [x.rows(), head_width], phases.shape())?;
     }
+    let (cpu, slots) = (cx.cpu("rope")?, cx.slots([&x]));
     let mut out = x.into_f32()?;
-    let (cpu, phases) = (cx.cpu("rope")?, phases.as_f32()?);
-    for_rows(cpu, &mut out, width, |rows, out| {
+    turn_rows(cpu, &mut out, width, head_width, phases, 1.0)?;
+    let out = Tensor::from_f32(out, shape)?;
+    if let Some((tape, [Some(slot)])) = slots {
+        let (cpu, phases) = (cpu.clone(), phases.clone());
+        tape.record(&out, move |gradient, gradients| {
+            let mut back = gradient.as_f32()?.to_vec();
+            turn_rows(&cpu, &mut back, width, head_width, &phases, -1.0)?;
+            gradients.add(&slot, Tensor::from_f32(back, shape)?)
+        });
+    }
+    Ok(out)
+}
+
+/// Turns every head forth (`direction` 1) or back (-1).
+fn turn_rows(
+    cpu: &CpuDevice,
+    rows: &mut [f32],
+    width: usize,
+    head_width: usize,
+    phases: &Tensor,
+    direction: f32,
+) -> Result<()> {
+    let (turned, phases) = (phases.width(), phases.as_f32()?);
+    for_rows(cpu, rows, width, |rows, out| {
         for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-            turn(cpu.level, out, head_width, &phases[row * turned..(row + 1) * turned]);
+            turn(cpu.level, out, head_width, &phases[row * turned..(row + 1) * turned], direction);
         }
     });
-    Tensor::from_f32(out, shape)
+    Ok(())
 }
 
 per_level! {
-    fn turn(row: &mut [f32], head_width: usize, phases: &[f32]) {
+    fn turn(row: &mut [f32], head_width: usize, phases: &[f32], direction: f32) {
         let half = phases.len() / 2;
         let (cosines, sines) = phases.split_at(half);
         for head in row.chunks_exact_mut(head_width) {
             let (first, rest) = head.split_at_mut(half);
             for (((a, b), cosine), sine) in first.iter_mut().zip(rest).zip(cosines).zip(sines) {
                 let (x, y) = (*a, *b);
+                let sine = direction * sine;
                 *a = x * cosine - y * sine;
                 *b = y * cosine + x * sine;
             }

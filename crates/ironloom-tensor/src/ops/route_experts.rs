@@ -4,7 +4,8 @@ use ironloom_kernels::{self as kernels, Buffer, Form, Gpu};
 
 use crate::{
     Context, Error, Result, Tensor,
-    lanes::{exp, maximum, sum},
+    error::expect_count,
+    lanes::{dot, exp, maximum, sum},
 };
 
 /// Where rows go: the experts of each row, ascending, and their weights, both `[n, per_row]`.
@@ -17,7 +18,7 @@ pub struct Routing {
 
 #[derive(Clone, Debug)]
 pub(super) enum Place {
-    Cpu { experts: Vec<u32>, weights: Vec<f32> },
+    Cpu { experts: Vec<u32>, weights: Tensor },
     Cuda { gpu: Gpu, experts: Buffer, weights: Buffer },
 }
 
@@ -32,6 +33,21 @@ impl Routing {
         self.rows
     }
 
+    /// The experts' weights `[n, per_row]` on the processor, which gradients flow through.
+    ///
+    /// # Errors
+    /// The routing is on another device.
+    pub fn weights(&self) -> Result<&Tensor> {
+        match &self.place {
+            Place::Cpu { weights, .. } => Ok(weights),
+            Place::Cuda { .. } => Err(Error::Device {
+                operation: "the weights of a routing",
+                expected: "the processor",
+                found: "on a graphics card",
+            }),
+        }
+    }
+
     pub(super) fn place(&self) -> &Place {
         &self.place
     }
@@ -42,7 +58,7 @@ impl Routing {
     /// The device fails.
     pub fn read(&self) -> Result<(Vec<u32>, Vec<f32>)> {
         match &self.place {
-            Place::Cpu { experts, weights } => Ok((experts.clone(), weights.clone())),
+            Place::Cpu { experts, weights } => Ok((experts.clone(), weights.as_f32()?.to_vec())),
             Place::Cuda { gpu, experts, weights } => {
                 let count = self.rows * self.per_row;
                 let (mut ids, mut gates) = (vec![0; count], vec![0.0; count]);
@@ -55,13 +71,12 @@ impl Routing {
 }
 
 /// Routes rows by `logits [n, experts]`: `p = softmax(logits)`, then the `per_row` largest; `normalize` divides them by their
-/// sum (`norm_topk_prob`).
+/// sum (`norm_topk_prob`). Gradient: through the softmax, and the division where there is one, of the chosen experts' weights.
 ///
 /// # Errors
-/// `per_row` is 0 or more than there are experts, or a tape records.
+/// `per_row` is 0 or more than there are experts.
 pub fn route_experts(cx: &Context, logits: &Tensor, per_row: usize, normalize: bool) -> Result<Routing> {
     const NAME: &str = "route experts";
-    cx.without_gradient(NAME)?;
     let (count, rows) = (logits.width(), logits.rows());
     if per_row == 0 || per_row > count {
         return Err(Error::Count {
@@ -72,6 +87,7 @@ pub fn route_experts(cx: &Context, logits: &Tensor, per_row: usize, normalize: b
         });
     }
     if let Some(gpu) = cx.gpu() {
+        cx.without_gradient(NAME)?;
         let experts = gpu.allocate(4 * rows * per_row, NAME)?;
         let weights = gpu.allocate(4 * rows * per_row, NAME)?;
         let call = kernels::RouteExperts {
@@ -87,13 +103,10 @@ pub fn route_experts(cx: &Context, logits: &Tensor, per_row: usize, normalize: b
         kernels::route_experts(gpu, &call)?;
         return Ok(Routing { per_row, rows, place: Place::Cuda { gpu: gpu.clone(), experts, weights } });
     }
-    let (mut experts, mut all_weights) = (Vec::new(), Vec::new());
+    let (mut experts, mut all_weights, mut divisors) = (Vec::new(), Vec::new(), Vec::new());
     let mut order: Vec<u32> = Vec::with_capacity(count);
     for row in logits.as_f32()?.chunks_exact(count) {
-        let largest = maximum(row);
-        let mut probabilities: Vec<f32> = row.iter().map(|logit| exp(logit - largest)).collect();
-        let total = sum(&probabilities);
-        probabilities.iter_mut().for_each(|p| *p /= total);
+        let (probabilities, _) = softmax(row);
         order.clear();
         order.extend(0..count as u32);
         order.sort_by(|&a, &b| probabilities[b as usize].total_cmp(&probabilities[a as usize]).then(a.cmp(&b)));
@@ -102,9 +115,96 @@ pub fn route_experts(cx: &Context, logits: &Tensor, per_row: usize, normalize: b
         let weights = chosen.iter().map(|&expert| probabilities[expert as usize]);
         let divisor: f32 = if normalize { weights.clone().sum() } else { 1.0 };
         all_weights.extend(weights.map(|weight| weight / divisor));
+        divisors.push(divisor);
         experts.extend_from_slice(chosen);
     }
-    Ok(Routing { per_row, rows, place: Place::Cpu { experts, weights: all_weights } })
+    let weights = Tensor::from_f32(all_weights, [rows, per_row])?;
+    if let Some((tape, [Some(slot)])) = cx.slots([logits]) {
+        let (logits, chosen) = (logits.clone(), experts.clone());
+        tape.record(&weights, move |gradient, gradients| {
+            let g = gradient.as_f32()?.chunks_exact(per_row).zip(chosen.chunks_exact(per_row));
+            let mut found = Vec::with_capacity(rows * count);
+            for ((row, (g, chosen)), divisor) in logits.as_f32()?.chunks_exact(count).zip(g).zip(&divisors) {
+                let (p, _) = softmax(row);
+                let mut to_p = vec![0.0; count];
+                for (&expert, g) in chosen.iter().zip(g) {
+                    to_p[expert as usize] = *g;
+                }
+                if normalize {
+                    // w = p / S: dp = (g - g . w) / S for the chosen ones.
+                    let along: f32 = chosen.iter().zip(g).map(|(&expert, g)| g * p[expert as usize] / divisor).sum();
+                    chosen.iter().zip(g).for_each(|(&expert, g)| to_p[expert as usize] = (g - along) / divisor);
+                }
+                let along = dot(&to_p, &p);
+                found.extend(p.iter().zip(&to_p).map(|(p, to_p)| p * (to_p - along)));
+            }
+            gradients.add(&slot, Tensor::from_f32(found, slot.shape())?)
+        });
+    }
+    Ok(Routing { per_row, rows, place: Place::Cpu { experts, weights } })
+}
+
+/// The softmax of a row, and its log-sum-exp.
+fn softmax(row: &[f32]) -> (Vec<f32>, f32) {
+    let largest = maximum(row);
+    let mut probabilities: Vec<f32> = row.iter().map(|logit| exp(logit - largest)).collect();
+    let total = sum(&probabilities);
+    probabilities.iter_mut().for_each(|p| *p /= total);
+    (probabilities, largest + libm::logf(total))
+}
+
+/// The weights of a router's own losses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RouterLosses {
+    /// Of the balance of loads, `E sum_e f_e P_e` (Fedus et al., arXiv 2101.03961): `f_e` the share of choices that fell on expert
+    /// `e`, `P_e` its mean probability; 1 when even.
+    pub balance: f32,
+    /// Of the mean square of the logits' log-sum-exp (Zoph et al., arXiv 2202.08906).
+    pub z: f32,
+}
+
+/// Adds a router's losses for `logits [n, experts]`, times `scale`, to what the tape differentiates, and notes each expert's share of
+/// the rows. Does nothing without a tape.
+///
+/// # Errors
+/// The routing is of another number of rows.
+pub fn router_losses(cx: &Context, logits: &Tensor, routing: &Routing, losses: RouterLosses, scale: f32) -> Result<()> {
+    const NAME: &str = "router losses";
+    let Some(tape) = cx.tape else { return Ok(()) };
+    expect_count(NAME, "the number of routed rows", logits.rows(), routing.rows())?;
+    cx.cpu(NAME)?;
+    let (count, rows) = (logits.width(), logits.rows());
+    let (chosen, _) = routing.read()?;
+    let mut shares = vec![0.0f32; count];
+    chosen.iter().for_each(|expert| shares[*expert as usize] += 1.0);
+    shares.iter_mut().for_each(|share| *share /= chosen.len().max(1) as f32);
+    let (mut means, mut squares) = (vec![0.0f64; count], 0.0f64);
+    for row in logits.as_f32()?.chunks_exact(count) {
+        let (p, log_sum) = softmax(row);
+        means.iter_mut().zip(&p).for_each(|(mean, p)| *mean += f64::from(*p));
+        squares += f64::from(log_sum).powi(2);
+    }
+    let balance: f64 = shares.iter().zip(&means).map(|(share, mean)| f64::from(*share) * mean).sum();
+    let total = f64::from(losses.balance) * balance * count as f64 + f64::from(losses.z) * squares;
+    let loss = Tensor::from_f32(vec![(total * f64::from(scale) / rows.max(1) as f64) as f32], [1])?;
+    tape.note_expert_load(shares.clone());
+    if let Some((tape, [Some(slot)])) = cx.slots([logits]) {
+        let logits = logits.clone();
+        tape.record(&loss, move |gradient, gradients| {
+            let factor = gradient.as_f32()?[0] * scale / rows.max(1) as f32;
+            let mut found = Vec::with_capacity(rows * count);
+            for row in logits.as_f32()?.chunks_exact(count) {
+                let (p, log_sum) = softmax(row);
+                let along = dot(&shares, &p);
+                found.extend(p.iter().zip(&shares).map(|(p, share)| {
+                    let balance = losses.balance * count as f32 * (share - along);
+                    factor * p * (balance + 2.0 * losses.z * log_sum)
+                }));
+            }
+            gradients.add(&slot, Tensor::from_f32(found, slot.shape())?)
+        });
+    }
+    tape.add_side_loss(loss)
 }
 
 #[cfg(test)]

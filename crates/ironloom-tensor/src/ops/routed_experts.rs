@@ -7,7 +7,7 @@
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Slice, WeightLayout};
 
 use super::{
-    Activation, Norm, Projection, Routing, add::owned, gated_linear, gather_rows, linear, rmsnorm,
+    Activation, Norm, Projection, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear, rmsnorm,
     route_experts::Place, scatter_add_rows,
 };
 use crate::{
@@ -33,7 +33,7 @@ const NAME: &str = "routed experts";
 /// one is asked for; writes into `out` when nothing else shares it. On a graphics card the experts' weights are stacks, see [`Weight::stack`].
 ///
 /// # Errors
-/// A shape does not fit, the routing names an expert that is not there, or a tape records.
+/// A shape does not fit, or the routing names an expert that is not there.
 pub fn routed_experts(
     cx: &Context,
     out: Tensor,
@@ -43,7 +43,6 @@ pub fn routed_experts(
     activation: Activation,
     norm: Option<Norm<'_>>,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    cx.without_gradient(NAME)?;
     expect_count(NAME, "the number of routed rows", x.rows(), routing.rows())?;
     match (routing.place(), cx.gpu()) {
         (Place::Cpu { experts: chosen, weights }, None) => {
@@ -52,6 +51,7 @@ pub fn routed_experts(
             Ok((out, normed))
         }
         (Place::Cuda { experts: chosen, weights, .. }, Some(gpu)) => {
+            cx.without_gradient(NAME)?;
             let layer = Layer {
                 gpu,
                 x,
@@ -90,14 +90,14 @@ fn on_cpu(
     x: &Tensor,
     per_row: usize,
     chosen: &[u32],
-    weights: &[f32],
+    weights: &Tensor,
     experts: &[ExpertWeights<'_>],
     activation: Activation,
 ) -> Result<Tensor> {
     for (number, expert) in experts.iter().enumerate() {
         let slots = chosen.iter().enumerate().filter(|(_, chosen)| **chosen as usize == number);
-        let (rows, weights): (Vec<u32>, Vec<f32>) =
-            slots.map(|(slot, _)| ((slot / per_row) as u32, weights[slot])).unzip();
+        let (rows, places): (Vec<u32>, Vec<u32>) =
+            slots.map(|(slot, _)| ((slot / per_row) as u32, slot as u32)).unzip();
         if rows.is_empty() {
             continue;
         }
@@ -110,7 +110,8 @@ fn on_cpu(
             }
         };
         let inner = gated_linear(cx, input, [Projection::from(expert.gate), expert.up.into()], activation)?;
-        out = scatter_add_rows(cx, out, &rows, &linear(cx, &inner, expert.down)?, &weights)?;
+        let y = linear(cx, &inner, expert.down)?;
+        out = scatter_add_rows(cx, out, &rows, &y, RowWeights { weights, places: &places })?;
     }
     Ok(out)
 }

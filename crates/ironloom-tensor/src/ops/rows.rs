@@ -6,18 +6,18 @@ use super::{add, add::owned, for_rows};
 use crate::{
     Context, Error, Indices, Result, Tensor,
     error::{expect_count, expect_shape},
-    lanes::exp,
+    lanes::{dot, exp},
 };
 
-/// `out[i] = x[rows[i]]`, as `[rows, width]`.
+/// `out[i] = x[rows[i]]`, as `[rows, width]`. Gradient: added to the rows.
 ///
 /// # Errors
-/// A row is outside `x`, or a tape records.
+/// A row is outside `x`.
 pub fn gather_rows(cx: &Context, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
-    cx.without_gradient("gather rows")?;
     check_rows("gather rows", rows, x.rows())?;
     if let Some(gpu) = cx.gpu() {
         const NAME: &str = "gather rows";
+        cx.without_gradient(NAME)?;
         let out = Tensor::allocate(gpu, Form::F32, [rows.len(), x.width()], NAME)?;
         let picked = Indices::new(cx.device, rows)?;
         let call = kernels::GatherRows {
@@ -38,44 +38,134 @@ pub fn gather_rows(cx: &Context, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
             out.copy_from_slice(&input[row as usize * width..][..width]);
         }
     });
-    Tensor::from_f32(out, [rows.len(), width])
+    let out = Tensor::from_f32(out, [rows.len(), width])?;
+    if let Some((tape, [Some(slot)])) = cx.slots([x]) {
+        let rows = rows.to_vec();
+        tape.record(&out, move |gradient, gradients| {
+            let g = gradient.as_f32()?;
+            gradients.write(&slot, |out, first| {
+                add_rows(out, first, &rows, g, width, 1.0);
+                Ok(())
+            })
+        });
+    }
+    Ok(out)
 }
 
-/// `out[rows[i]] + weights[i] * x[i]`, one `i` after the other; writes into `out` when nothing else shares it.
+/// `out[rows[i]] += factor * x[i]`, one `i` after the other; `first` starts from zeros.
+pub(super) fn add_rows(out: &mut [f32], first: bool, rows: &[u32], x: &[f32], width: usize, factor: f32) {
+    if first {
+        out.fill(0.0);
+    }
+    for (&row, x) in rows.iter().zip(x.chunks_exact(width.max(1))) {
+        let sums = &mut out[row as usize * width..][..width];
+        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
+    }
+}
+
+/// The factors of rows: row `i`'s is element `places[i]` of `weights`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowWeights<'a> {
+    /// Of any shape.
+    pub weights: &'a Tensor,
+    /// One for each row.
+    pub places: &'a [u32],
+}
+
+/// `out[rows[i]] + w_i * x[i]`, one `i` after the other; writes into `out` when nothing else shares it. Gradients: `g` for `out`,
+/// `w_i g[rows[i]]` for `x[i]`, `g[rows[i]] . x[i]` for `w_i`.
 ///
 /// # Errors
-/// The widths or counts differ, a row is outside `out`, or a tape records.
-pub fn scatter_add_rows(cx: &Context, out: Tensor, rows: &[u32], x: &Tensor, weights: &[f32]) -> Result<Tensor> {
+/// The widths or counts differ, or a row is outside `out` or a place outside the weights.
+pub fn scatter_add_rows(
+    cx: &Context,
+    out: Tensor,
+    rows: &[u32],
+    x: &Tensor,
+    weights: RowWeights<'_>,
+) -> Result<Tensor> {
     const NAME: &str = "scatter-add rows";
-    cx.without_gradient(NAME)?;
     check_rows(NAME, rows, out.rows())?;
-    let (shape, width) = (*out.shape(), out.width());
+    let (shape, width, RowWeights { weights, places }) = (*out.shape(), out.width(), weights);
     expect_shape(NAME, "the rows to add", [rows.len(), width], x.shape())?;
-    expect_count(NAME, "the number of weights", rows.len(), weights.len())?;
+    expect_count(NAME, "the number of weights", rows.len(), places.len())?;
+    check_rows(NAME, places, weights.shape().elements()?)?;
+    cx.cpu(NAME)?;
+    let slots = cx.slots([&out, x, weights]);
+    let factors: Vec<f32> = {
+        let all = weights.as_f32()?;
+        places.iter().map(|&place| all[place as usize]).collect()
+    };
     let mut sums = out.into_f32()?;
-    for ((&row, &weight), x) in rows.iter().zip(weights).zip(x.as_f32()?.chunks_exact(width)) {
+    for ((&row, &factor), x) in rows.iter().zip(&factors).zip(x.as_f32()?.chunks_exact(width)) {
         for (sum, x) in sums[row as usize * width..][..width].iter_mut().zip(x) {
-            *sum += weight * x;
+            *sum += factor * x;
         }
     }
-    Tensor::from_f32(sums, shape)
+    let out = Tensor::from_f32(sums, shape)?;
+    if let Some((tape, [to_out, to_x, to_weights])) = slots {
+        let (rows, places, x) = (rows.to_vec(), places.to_vec(), x.clone());
+        tape.record(&out, move |gradient, gradients| {
+            let g = |row: u32| gradient.as_f32().map(|g| &g[row as usize * width..][..width]);
+            if let Some(slot) = &to_weights {
+                let x = x.as_f32()?;
+                gradients.write(slot, |out, first| {
+                    if first {
+                        out.fill(0.0);
+                    }
+                    for ((&row, &place), x) in rows.iter().zip(&places).zip(x.chunks_exact(width)) {
+                        out[place as usize] += dot(g(row)?, x);
+                    }
+                    Ok(())
+                })?;
+            }
+            if let Some(slot) = &to_x {
+                let mut found = Vec::with_capacity(rows.len() * width);
+                for (&row, factor) in rows.iter().zip(&factors) {
+                    found.extend(g(row)?.iter().map(|g| factor * g));
+                }
+                gradients.add(slot, Tensor::from_f32(found, slot.shape())?)?;
+            }
+            match &to_out {
+                Some(slot) => gradients.add(slot, gradient.clone()),
+                None => Ok(()),
+            }
+        });
+    }
+    Ok(out)
 }
 
-/// `x[i, j] / (1 + e^-gate[i])` for `gate [n, 1]`.
+/// `x[i, j] / (1 + e^-gate[i])` for `gate [n, 1]`. Has a gradient for both.
 ///
 /// # Errors
-/// There is not one gate for each row, or a tape records.
+/// There is not one gate for each row.
 pub fn scale_rows_by_sigmoid(cx: &Context, x: Tensor, gate: &Tensor) -> Result<Tensor> {
     const NAME: &str = "scale rows by sigmoid";
-    cx.without_gradient(NAME)?;
     let (shape, width) = (*x.shape(), x.width());
     expect_shape(NAME, "the gate", [x.rows(), 1], gate.shape())?;
+    cx.cpu(NAME)?;
+    let factors: Vec<f32> = gate.as_f32()?.iter().map(|gate| 1.0 / (1.0 + exp(-gate))).collect();
+    let recorded = cx.slots([&x, gate]).map(|slots| (slots, x.clone()));
     let mut out = x.into_f32()?;
-    for (row, gate) in out.chunks_exact_mut(width).zip(gate.as_f32()?) {
-        let factor = 1.0 / (1.0 + exp(-gate));
+    for (row, factor) in out.chunks_exact_mut(width).zip(&factors) {
         row.iter_mut().for_each(|value| *value *= factor);
     }
-    Tensor::from_f32(out, shape)
+    let out = Tensor::from_f32(out, shape)?;
+    if let Some(((tape, [to_x, to_gate]), x)) = recorded {
+        tape.record(&out, move |gradient, gradients| {
+            let (g, x) = (gradient.as_f32()?, x.as_f32()?);
+            if let Some(slot) = &to_gate {
+                let rows = g.chunks_exact(width).zip(x.chunks_exact(width)).zip(&factors);
+                let found = rows.map(|((g, x), factor)| dot(g, x) * factor * (1.0 - factor)).collect();
+                gradients.add(slot, Tensor::from_f32(found, slot.shape())?)?;
+            }
+            let Some(slot) = &to_x else { return Ok(()) };
+            let rows = g.chunks_exact(width).zip(&factors);
+            let found = rows.flat_map(|(g, factor)| g.iter().map(move |g| g * factor)).collect();
+            gradients.add(slot, Tensor::from_f32(found, slot.shape())?)
+        });
+    }
+    Ok(out)
 }
 
 /// `residual[i, j] + y[i, j] / (1 + e^-gate[i])`; writes into `residual` when nothing else shares it.
@@ -152,12 +242,15 @@ mod tests {
         let x = Tensor::from_f32(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [3, 2]).unwrap();
         let picked = gather_rows(&cx, &x, &[2, 0]).unwrap();
         assert_eq!(picked.as_f32().unwrap(), &[5.0, 6.0, 1.0, 2.0]);
-        let sum = scatter_add_rows(&cx, x.clone(), &[1, 1], &picked, &[1.0, 0.5]).unwrap();
+        let weights = Tensor::from_f32(vec![0.5, 9.0, 1.0], [3]).unwrap();
+        let weights = |places| RowWeights { weights: &weights, places };
+        let sum = scatter_add_rows(&cx, x.clone(), &[1, 1], &picked, weights(&[2, 0])).unwrap();
         assert_eq!(sum.as_f32().unwrap(), &[1.0, 2.0, 8.5, 11.0, 5.0, 6.0]);
         let gate = Tensor::from_f32(vec![0.0, f32::INFINITY, f32::NEG_INFINITY], [3, 1]).unwrap();
         let gated = scale_rows_by_sigmoid(&cx, x.clone(), &gate).unwrap();
         assert_eq!(gated.as_f32().unwrap(), &[0.5, 1.0, 3.0, 4.0, 0.0, 0.0]);
         assert!(gather_rows(&cx, &x, &[3]).is_err());
-        assert!(scatter_add_rows(&cx, x, &[0], &picked, &[1.0]).is_err());
+        assert!(scatter_add_rows(&cx, x.clone(), &[0], &picked, weights(&[0])).is_err());
+        assert!(scatter_add_rows(&cx, x, &[0, 1], &picked, weights(&[0, 3])).is_err());
     }
 }

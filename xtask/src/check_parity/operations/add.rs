@@ -49,7 +49,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
             cases.push(Case::new("scale gradient", &shape, Bound::ThricePlain, move |kernel| {
                 let input = Tensor::from_f32(x.clone(), [rows, width])?;
                 let above = Tensor::from_f32(kernel.inputs(&gradient), [rows, width])?;
-                let found = differentiate(&device, above, |cx| Ok(ops::scale(cx, input.clone(), FACTOR)?))?;
+                let found = differentiate(&device, above, &[&input], |cx| Ok(ops::scale(cx, input.clone(), FACTOR)?))?;
                 let ours = gradient_of(&found, &input)?;
                 Ok(Results::new(scale::<f64>(&gradient), scale::<f32>(&gradient), ours))
             }));

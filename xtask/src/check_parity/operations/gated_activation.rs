@@ -51,7 +51,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 cases.push(Case::new("gated_activation gradient", &shape, Bound::ThricePlain, move |kernel| {
                     let tensor = |values: Vec<f32>| -> Result<Tensor> { Ok(Tensor::from_f32(values, [rows, width])?) };
                     let (gate_in, up_in) = (tensor(gate.clone())?, tensor(up.clone())?);
-                    let found = differentiate(&place, tensor(kernel.inputs(&above))?, |cx| {
+                    let found = differentiate(&place, tensor(kernel.inputs(&above))?, &[&gate_in, &up_in], |cx| {
                         Ok(ops::gated_activation(cx, gate_in.clone(), &up_in, activation)?)
                     })?;
                     let ours = [gradient_of(&found, &gate_in)?, gradient_of(&found, &up_in)?].concat();

@@ -57,7 +57,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 let tensor =
                     |values: Vec<f32>| -> Result<Tensor> { Ok(Tensor::from_f32(values, [rows, runs * width])?) };
                 let (x_in, weight_in) = (tensor(x.clone())?, Tensor::from_f32(weight.clone(), [width])?);
-                let found = differentiate(&place, tensor(kernel.inputs(&above))?, |cx| {
+                let found = differentiate(&place, tensor(kernel.inputs(&above))?, &[&x_in, &weight_in], |cx| {
                     Ok(ops::rmsnorm(cx, &x_in, &weight_in, EPSILON)?)
                 })?;
                 let ours = [gradient_of(&found, &x_in)?, gradient_of(&found, &weight_in)?].concat();

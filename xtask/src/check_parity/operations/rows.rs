@@ -61,7 +61,10 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
         cases.push(Case::new("scatter_add_rows", &shape, Bound::TwicePlain, move |kernel| {
             let out = place.tensor(onto.clone(), [whole, width])?;
             let given = place.tensor(kernel.inputs(&added), [moved, width])?;
-            let ours = ops::scatter_add_rows(&place.context(), out, &rows, &given, &weights)?;
+            let factors = place.tensor(weights.clone(), [1, moved])?;
+            let places: Vec<u32> = (0..moved as u32).collect();
+            let each = ops::RowWeights { weights: &factors, places: &places };
+            let ours = ops::scatter_add_rows(&place.context(), out, &rows, &given, each)?;
             Ok(Results::new(
                 scatter::<f64>(&onto, &rows, &added, &weights, width),
                 scatter::<f32>(&onto, &rows, &added, &weights, width),

@@ -1,0 +1,554 @@
+//! The loss of a language model, from the last hidden rows and the output head, without ever holding all logits.
+//!
+//! For hidden rows `h [n, width]`, head `W [vocabulary, width]` and targets `t [n]`: `logits_i = W h_i`,
+//! `lse_i = log sum_j exp(logits_ij)`, `loss = scale * sum_i (lse_i - logits_i,t_i + z_loss * lse_i^2)` over rows whose target is
+//! counted. The second term keeps logits from drifting (z-loss; Chowdhery et al., arXiv 2204.02311, section 5).
+//!
+//! Rows go in chunks whose logits take about 16 MiB. Under a tape a chunk's logits become their own gradient in place,
+//! `scale * (p_ij (1 + 2 z_loss lse_i) - [j = t_i])`, and give their part of `dh = g W` and `dW = g^T h` at once; the backward
+//! pass only multiplies by the gradient of the loss. Rows that are not counted cost nothing: they are left out before.
+
+use std::{borrow::Cow, sync::OnceLock};
+
+use ironloom_quant::{Product, matmul};
+
+use super::{Disjoint, for_rows};
+use crate::{
+    Context, CpuDevice, Error, Result, Tensor, Weight,
+    error::{expect_count, expect_shape},
+    gemm::{Matrix, Write, gemm},
+    lanes::{exp, maximum, per_level, sum},
+};
+
+/// What counts in a loss, and how much.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CrossEntropyOptions {
+    /// Rows with this target count for nothing.
+    pub ignore_index: i64,
+    /// The factor of squared log-sum-exps; 0 for none.
+    pub z_loss: f32,
+    /// The factor of the loss: usually 1 over the number of counted targets of the whole step.
+    pub scale: f32,
+}
+
+impl Default for CrossEntropyOptions {
+    fn default() -> Self {
+        Self { ignore_index: -100, z_loss: 0.0, scale: 1.0 }
+    }
+}
+
+/// The loss, and figures beside it that have no gradient.
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    /// `[1]`: scaled, with the z-loss.
+    pub loss: Tensor,
+    /// The sum of `-log p` of the counted targets, unscaled.
+    pub nll_sum: f64,
+    /// How many targets counted.
+    pub counted: usize,
+    /// How many of them had the highest logit, the first of equal ones.
+    pub correct: usize,
+}
+
+const NAME: &str = "cross entropy";
+
+/// The loss of `hidden [n, width]` through `head [vocabulary, width]` against `targets [n]`. Has a gradient for both; a packed
+/// head is frozen. Without a counted target the loss and its gradients are 0.
+///
+/// # Errors
+/// The head is not as wide as the rows, there are not as many targets as rows, a counted target is no id of the vocabulary, or
+/// the device is not the processor.
+pub fn cross_entropy(
+    cx: &Context,
+    hidden: &Tensor,
+    head: &Weight,
+    targets: &[i64],
+    options: &CrossEntropyOptions,
+) -> Result<CrossEntropy> {
+    let cpu = cx.cpu(NAME)?;
+    let (n, width, vocabulary) = (hidden.rows(), head.cols(), head.rows());
+    expect_shape(NAME, "the hidden rows", [n, width], hidden.shape())?;
+    expect_count(NAME, "the number of targets", n, targets.len())?;
+    let counted = counted(targets, options.ignore_index, vocabulary)?;
+    let (to_hidden, to_head) = match cx.tape {
+        Some(tape) => (tape.slot(hidden), head.as_dense().and_then(|weight| tape.slot(weight))),
+        None => (None, None),
+    };
+    let values = hidden.as_f32()?;
+    // Whole rows when all of them count, else a copy of those that do.
+    let rows = match counted.len() == n {
+        true => Cow::Borrowed(values),
+        false => counted.iter().flat_map(|row| &values[row.index * width..][..width]).copied().collect(),
+    };
+    let job = Job { cpu, head, options, width, vocabulary };
+    let made = job.run(&rows, &counted, to_hidden.is_some(), to_head.is_some())?;
+
+    let sums = made.sums;
+    // Without a counted target the usual scale is 1 / 0.
+    let scale = if counted.is_empty() { 0.0 } else { f64::from(options.scale) };
+    let loss = scale * (sums.nll + f64::from(options.z_loss) * sums.squares);
+    let loss = Tensor::from_f32(vec![loss as f32], [1])?;
+    if let (Some(tape), true) = (cx.tape, to_hidden.is_some() || to_head.is_some()) {
+        let mut kept = Vec::with_capacity(2);
+        if let Some(slot) = to_hidden {
+            let whole = counted.len() == n;
+            let values = if whole { made.hidden } else { spread(&made.hidden, &counted, n, width) };
+            kept.push((slot, Tensor::from_f32(values, slot.shape())?));
+        }
+        if let Some(slot) = to_head {
+            kept.push((slot, Tensor::from_f32(made.head, slot.shape())?));
+        }
+        let cpu = cpu.clone();
+        tape.record(&loss, move |gradient, gradients| {
+            let factor = gradient.as_f32()?.iter().sum::<f32>();
+            kept.iter().try_for_each(|(slot, values)| gradients.add(slot, times(&cpu, values, factor)?))
+        });
+    }
+    Ok(CrossEntropy { loss, nll_sum: sums.nll, counted: counted.len(), correct: sums.correct })
+}
+
+/// A row that counts.
+#[derive(Clone, Copy)]
+struct Row {
+    index: usize,
+    target: usize,
+}
+
+fn counted(targets: &[i64], ignore_index: i64, vocabulary: usize) -> Result<Vec<Row>> {
+    let rows = targets.iter().enumerate().filter(|(_, target)| **target != ignore_index);
+    rows.map(|(index, &target)| match usize::try_from(target) {
+        Ok(id) if id < vocabulary => Ok(Row { index, target: id }),
+        _ => Err(Error::TargetOutOfRange { operation: NAME, target, row: index, vocabulary, ignored: ignore_index }),
+    })
+    .collect()
+}
+
+/// Logits of a chunk: 16 MiB.
+const CHUNK: usize = 4 << 20;
+/// Rows of a chunk at least, so that reading and writing the head's rows pays.
+const LEAST_ROWS: usize = 64;
+/// Rows of a task between the products.
+const TASK_ROWS: usize = 8;
+/// Elements of a packed head that are unpacked at a time.
+const UNPACKED: usize = 1 << 20;
+
+struct Job<'a> {
+    cpu: &'a CpuDevice,
+    head: &'a Weight,
+    options: &'a CrossEntropyOptions,
+    width: usize,
+    vocabulary: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    nll: f64,
+    /// Of the log-sum-exps.
+    squares: f64,
+    correct: usize,
+}
+
+/// The sums, and the gradients that were wanted: `[counted, width]` and `[vocabulary, width]`.
+struct Made {
+    sums: Sums,
+    hidden: Vec<f32>,
+    head: Vec<f32>,
+}
+
+impl Job<'_> {
+    fn run(&self, hidden: &[f32], counted: &[Row], wants_hidden: bool, wants_head: bool) -> Result<Made> {
+        let (width, vocabulary) = (self.width, self.vocabulary);
+        let chunk = (CHUNK / vocabulary.max(1)).max(LEAST_ROWS);
+        let zeros = |wanted: bool, length: usize| vec![0.0; if wanted { length } else { 0 }];
+        let mut made = Made {
+            sums: Sums::default(),
+            hidden: zeros(wants_hidden, hidden.len()),
+            head: zeros(wants_head, vocabulary * width),
+        };
+        let mut logits = vec![0.0; chunk.min(counted.len()) * vocabulary];
+        for (number, counted) in counted.chunks(chunk).enumerate() {
+            let (rows, first) = (counted.len(), number * chunk * width);
+            let hidden = &hidden[first..][..rows * width];
+            let logits = &mut logits[..rows * vocabulary];
+            self.logits(hidden, rows, logits)?;
+            let sums = self.softmax(logits, counted, wants_hidden || wants_head);
+            made.sums = made.sums.plus(sums);
+            let gradient = Matrix::new(logits, [rows, vocabulary], vocabulary);
+            if wants_head {
+                let hidden = Matrix::new(hidden, [rows, width], width);
+                gemm(self.cpu, &mut made.head, width, gradient.transposed(), hidden, Write::first(number == 0));
+            }
+            if wants_hidden {
+                self.back(logits, rows, &mut made.hidden[first..][..rows * width])?;
+            }
+        }
+        Ok(made)
+    }
+
+    fn logits(&self, hidden: &[f32], rows: usize, logits: &mut [f32]) -> Result<()> {
+        let (width, vocabulary) = (self.width, self.vocabulary);
+        let Some(head) = self.head.as_dense() else {
+            let products = &mut [Product { matrix: self.head.as_cpu(NAME)?, out: logits }];
+            return Ok(matmul(&self.cpu.threads, hidden, rows, products)?);
+        };
+        let head = Matrix::new(head.as_f32()?, [vocabulary, width], width);
+        let hidden = Matrix::new(hidden, [rows, width], width);
+        gemm(self.cpu, logits, vocabulary, hidden, head.transposed(), Write::Set);
+        Ok(())
+    }
+
+    /// `out = gradient W`.
+    fn back(&self, gradient: &[f32], rows: usize, out: &mut [f32]) -> Result<()> {
+        let (width, vocabulary) = (self.width, self.vocabulary);
+        if let Some(head) = self.head.as_dense() {
+            let head = Matrix::new(head.as_f32()?, [vocabulary, width], width);
+            gemm(self.cpu, out, width, Matrix::new(gradient, [rows, vocabulary], vocabulary), head, Write::Set);
+            return Ok(());
+        }
+        let step = (UNPACKED / width.max(1)).max(1);
+        let mut unpacked = vec![0.0; step.min(vocabulary) * width];
+        for start in (0..vocabulary).step_by(step) {
+            let count = step.min(vocabulary - start);
+            let unpacked = &mut unpacked[..count * width];
+            let failure = OnceLock::new();
+            for_rows(self.cpu, unpacked, width, |range, out| {
+                for (row, out) in range.zip(out.chunks_exact_mut(width)) {
+                    if let Err(error) = self.head.row(start + row, out) {
+                        let _ = failure.set(error);
+                    }
+                }
+            });
+            if let Some(error) = failure.into_inner() {
+                return Err(error);
+            }
+            let part = Matrix::new(&gradient[start..], [rows, count], vocabulary);
+            let write = Write::first(start == 0);
+            gemm(self.cpu, out, width, part, Matrix::new(unpacked, [count, width], width), write);
+        }
+        Ok(())
+    }
+
+    /// The sums of a chunk; with `slopes` its logits become their gradient.
+    fn softmax(&self, logits: &mut [f32], counted: &[Row], slopes: bool) -> Sums {
+        let vocabulary = self.vocabulary;
+        let parts: Vec<OnceLock<Sums>> = counted.chunks(TASK_ROWS).map(|_| OnceLock::new()).collect();
+        let shared = Disjoint::new(logits);
+        self.cpu.threads.run(parts.len(), |task| {
+            let mut sums = Sums::default();
+            for (row, &Row { target, .. }) in counted.iter().enumerate().skip(task * TASK_ROWS).take(TASK_ROWS) {
+                // SAFETY: each row belongs to one task.
+                let logits = unsafe { shared.slice(row * vocabulary..(row + 1) * vocabulary) };
+                sums = sums.plus(self.softmax_row(logits, target, slopes));
+            }
+            let _ = parts[task].set(sums);
+        });
+        parts.iter().filter_map(OnceLock::get).fold(Sums::default(), |sums, part| sums.plus(*part))
+    }
+
+    fn softmax_row(&self, logits: &mut [f32], target: usize, slopes: bool) -> Sums {
+        let wanted = logits[target];
+        let largest = largest(self.cpu.level, logits);
+        let correct = wanted == largest && logits.iter().position(|logit| *logit == largest) == Some(target);
+        let total = exponentials(self.cpu.level, logits, largest);
+        let log_total = libm::log(f64::from(total));
+        let log_sum_exp = f64::from(largest) + log_total;
+        if slopes {
+            let of_lse = 1.0 + 2.0 * f64::from(self.options.z_loss) * log_sum_exp;
+            let scale = f64::from(self.options.scale);
+            multiply(self.cpu.level, logits, (scale * of_lse / f64::from(total)) as f32);
+            logits[target] -= self.options.scale;
+        }
+        let nll = log_total + (f64::from(largest) - f64::from(wanted));
+        Sums { nll, squares: log_sum_exp * log_sum_exp, correct: usize::from(correct) }
+    }
+}
+
+impl Sums {
+    fn plus(self, other: Self) -> Self {
+        Self { nll: self.nll + other.nll, squares: self.squares + other.squares, correct: self.correct + other.correct }
+    }
+}
+
+/// Rows of counted targets among rows of zeros.
+fn spread(of_counted: &[f32], counted: &[Row], n: usize, width: usize) -> Vec<f32> {
+    let mut all = vec![0.0; n * width];
+    for (row, values) in counted.iter().zip(of_counted.chunks_exact(width.max(1))) {
+        all[row.index * width..][..width].copy_from_slice(values);
+    }
+    all
+}
+
+fn times(cpu: &CpuDevice, values: &Tensor, factor: f32) -> Result<Tensor> {
+    if factor == 1.0 {
+        return Ok(values.clone());
+    }
+    let mut scaled = values.as_f32()?.to_vec();
+    for_rows(cpu, &mut scaled, values.width(), |_, values| multiply(cpu.level, values, factor));
+    Tensor::from_f32(scaled, *values.shape())
+}
+
+per_level! {
+    fn largest(values: &[f32]) -> f32 {
+        maximum(values)
+    }
+}
+
+per_level! {
+    /// Logits become exponentials of what they are less than `largest`; their sum.
+    fn exponentials(logits: &mut [f32], largest: f32) -> f32 {
+        logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest));
+        sum(logits)
+    }
+}
+
+per_level! {
+    fn multiply(values: &mut [f32], factor: f32) {
+        values.iter_mut().for_each(|value| *value *= factor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ironloom_core::Philox;
+    use ironloom_quant::WeightFormat;
+
+    use super::*;
+    use crate::{Device, Gradients, Tape};
+
+    struct Case {
+        n: usize,
+        width: usize,
+        vocabulary: usize,
+        /// Every so many rows do not count.
+        ignored: usize,
+        options: CrossEntropyOptions,
+    }
+
+    struct Exact {
+        loss: f64,
+        nll: f64,
+        correct: usize,
+        to_hidden: Vec<f64>,
+        to_head: Vec<f64>,
+    }
+
+    fn case([n, width, vocabulary]: [usize; 3], ignored: usize, z_loss: f32, scale: f32) -> Case {
+        Case { n, width, vocabulary, ignored, options: CrossEntropyOptions { ignore_index: -100, z_loss, scale } }
+    }
+
+    fn small() -> Vec<Case> {
+        vec![
+            case([1, 1, 1], 9, 0.0, 1.0),
+            case([1, 3, 2], 9, 0.25, 1.0),
+            case([5, 3, 7], 9, 0.0, 0.2),
+            case([9, 4, 33], 3, 0.125, 0.5),
+            case([2, 4, 5], 1, 0.125, f32::INFINITY),
+        ]
+    }
+
+    /// Several chunks of rows.
+    fn large() -> Case {
+        case([150, 5, 70_001], 4, 1e-2, 1.0 / 112.0)
+    }
+
+    fn normals(count: usize, seed: u64) -> Vec<f32> {
+        let mut draws = Philox::new(seed, 0);
+        (0..count).map(|_| draws.next_normal()).collect()
+    }
+
+    fn doubled(values: &[f32]) -> Vec<f64> {
+        values.iter().map(|value| f64::from(*value)).collect()
+    }
+
+    impl Case {
+        fn targets(&self) -> Vec<i64> {
+            let id = |row: usize| (row * 7919 + 3) % self.vocabulary;
+            (0..self.n).map(|row| if row % self.ignored + 1 == self.ignored { -100 } else { id(row) as i64 }).collect()
+        }
+
+        fn inputs(&self) -> [Vec<f32>; 2] {
+            [normals(self.n * self.width, 1), normals(self.vocabulary * self.width, 2)]
+        }
+
+        /// The result, and the gradients of the rows and of the head for `factor` as the loss's.
+        fn run(
+            &self,
+            threads: usize,
+            hidden: &[f32],
+            head: &Weight,
+            factor: f32,
+        ) -> (CrossEntropy, [Option<Vec<f32>>; 2]) {
+            let (device, tape, mut gradients) = (Device::cpu(threads), Tape::new(), Gradients::new());
+            let hidden = Tensor::from_f32(hidden.to_vec(), [self.n, self.width]).unwrap();
+            tape.watch(&hidden);
+            head.as_dense().inspect(|head| tape.watch(head));
+            let cx = Context::training(&device, &tape);
+            let result = cross_entropy(&cx, &hidden, head, &self.targets(), &self.options).unwrap();
+            let gradient = Tensor::from_f32(vec![factor], [1]).unwrap();
+            tape.backward(&result.loss, gradient, &mut gradients).unwrap();
+            let of = |leaf: &Tensor| gradients.get(leaf.id()).map(|gradient| gradient.as_f32().unwrap().to_vec());
+            let made = [of(&hidden), head.as_dense().and_then(of)];
+            (result, made)
+        }
+
+        fn exact(&self, hidden: &[f64], head: &[f64]) -> Exact {
+            let (width, z_loss) = (self.width, f64::from(self.options.z_loss));
+            let targets = self.targets();
+            let empty = targets.iter().all(|target| *target == -100);
+            let scale = if empty { 0.0 } else { f64::from(self.options.scale) };
+            let mut exact = Exact {
+                loss: 0.0,
+                nll: 0.0,
+                correct: 0,
+                to_hidden: vec![0.0; hidden.len()],
+                to_head: vec![0.0; head.len()],
+            };
+            for (row, target) in targets.iter().enumerate().filter(|(_, target)| **target != -100) {
+                let target = *target as usize;
+                let x = &hidden[row * width..][..width];
+                let logits = head.chunks_exact(width).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>());
+                let logits: Vec<f64> = logits.collect();
+                let largest = logits.iter().fold(f64::MIN, |a, b| a.max(*b));
+                let log_sum_exp = largest + logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
+                exact.nll += log_sum_exp - logits[target];
+                exact.loss += scale * (log_sum_exp - logits[target] + z_loss * log_sum_exp * log_sum_exp);
+                exact.correct += usize::from(logits[target] == largest);
+                for (id, logit) in logits.iter().enumerate() {
+                    let p = (logit - log_sum_exp).exp();
+                    let slope = scale * (p * (1.0 + 2.0 * z_loss * log_sum_exp) - f64::from(u8::from(id == target)));
+                    for d in 0..width {
+                        exact.to_hidden[row * width + d] += slope * head[id * width + d];
+                        exact.to_head[id * width + d] += slope * x[d];
+                    }
+                }
+            }
+            exact
+        }
+
+        fn dense(&self, values: &[f32]) -> Weight {
+            Weight::dense(Tensor::from_f32(values.to_vec(), [self.vocabulary, self.width]).unwrap()).unwrap()
+        }
+    }
+
+    fn assert_close(found: &[f32], exact: &[f64], factor: f64, bound: f64) {
+        assert_eq!(found.len(), exact.len());
+        for (found, exact) in found.iter().zip(exact.iter().map(|exact| exact * factor)) {
+            assert!((f64::from(*found) - exact).abs() < bound * (1.0 + exact.abs()), "{found} {exact}");
+        }
+    }
+
+    #[test]
+    fn gradients_equal_finite_differences_of_every_element() {
+        for case in small() {
+            let inputs = case.inputs();
+            let (_, made) = case.run(2, &inputs[0], &case.dense(&inputs[1]), 1.0);
+            let inputs = inputs.each_ref().map(|values| doubled(values));
+            for (input, made) in made.iter().enumerate() {
+                for (element, found) in made.as_ref().unwrap().iter().enumerate() {
+                    let at = |step: f64| {
+                        let mut moved = inputs.clone();
+                        moved[input][element] += step;
+                        case.exact(&moved[0], &moved[1]).loss
+                    };
+                    let exact = (at(1e-5) - at(-1e-5)) / 2e-5;
+                    assert!((f64::from(*found) - exact).abs() < 2e-6 * (1.0 + exact.abs()), "{found} {exact}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn losses_and_gradients_equal_double_precision_on_any_threads() {
+        for case in small().into_iter().chain([large()]) {
+            let [hidden, head] = case.inputs();
+            let exact = case.exact(&doubled(&hidden), &doubled(&head));
+            let weight = case.dense(&head);
+            let (result, made) = case.run(1, &hidden, &weight, 0.5);
+            assert!((f64::from(result.loss.as_f32().unwrap()[0]) - exact.loss).abs() < 1e-6 * (1.0 + exact.loss));
+            assert!((result.nll_sum - exact.nll).abs() < 1e-6 * (1.0 + exact.nll));
+            let counted = case.targets().iter().filter(|target| **target != -100).count();
+            assert_eq!((result.counted, result.correct), (counted, exact.correct));
+            for (found, exact) in made.iter().zip([&exact.to_hidden, &exact.to_head]) {
+                assert_close(found.as_ref().unwrap(), exact, 0.5, 2e-6);
+            }
+            for threads in [2, 3] {
+                let (again, made_again) = case.run(threads, &hidden, &weight, 0.5);
+                assert_eq!((again.loss.as_f32().unwrap(), again.nll_sum.to_bits()), {
+                    (result.loss.as_f32().unwrap(), result.nll_sum.to_bits())
+                });
+                assert_eq!(made_again, made);
+            }
+        }
+    }
+
+    #[test]
+    fn a_packed_head_is_frozen_and_gives_the_rows_their_gradient() {
+        // The second is unpacked in two parts.
+        for case in [case([9, 32, 48], 3, 0.125, 0.5), case([3, 64, 20_000], 9, 0.0, 1.0)] {
+            let [hidden, head] = case.inputs();
+            let device = Device::cpu(1);
+            for format in [WeightFormat::F32, WeightFormat::Int8] {
+                let head = Weight::from_f32(&device, &head, [case.vocabulary, case.width], format).unwrap();
+                let mut unpacked = vec![0.0; case.vocabulary * case.width];
+                for (row, out) in unpacked.chunks_exact_mut(case.width).enumerate() {
+                    head.row(row, out).unwrap();
+                }
+                let exact = case.exact(&doubled(&hidden), &doubled(&unpacked));
+                let (result, [to_hidden, to_head]) = case.run(2, &hidden, &head, 1.0);
+                assert!(
+                    (result.nll_sum - exact.nll).abs() < 3e-6 * (1.0 + exact.nll),
+                    "{} {}",
+                    result.nll_sum,
+                    exact.nll
+                );
+                // Logits of 64 terms reach 40 here, and probabilities are as exact as those are.
+                assert_close(&to_hidden.unwrap(), &exact.to_hidden, 1.0, 6e-6);
+                assert!(to_head.is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn a_head_and_rows_that_need_no_gradient_get_none() {
+        let (case, device, tape) = (&small()[3], Device::cpu(1), Tape::new());
+        let [hidden, head] = case.inputs();
+        let (hidden, head) = (Tensor::from_f32(hidden, [case.n, case.width]).unwrap(), case.dense(&head));
+        let weight = head.as_dense().unwrap();
+        tape.watch(weight);
+        let mut gradients = Gradients::new();
+        let cx = Context::training(&device, &tape);
+        let result = cross_entropy(&cx, &hidden, &head, &case.targets(), &case.options).unwrap();
+        tape.backward(&result.loss, Tensor::from_f32(vec![1.0], [1]).unwrap(), &mut gradients).unwrap();
+        let (_, [_, expected]) = case.run(1, hidden.as_f32().unwrap(), &head, 1.0);
+        assert_eq!(gradients.get(weight.id()).map(|gradient| gradient.as_f32().unwrap()), expected.as_deref());
+        assert!(gradients.get(hidden.id()).is_none());
+        let alone =
+            cross_entropy(&Context::inference(&device), &hidden, &head, &case.targets(), &case.options).unwrap();
+        assert_eq!((alone.nll_sum, alone.correct), (result.nll_sum, result.correct));
+    }
+
+    #[test]
+    fn equal_logits_are_correct_for_the_first_id_only() {
+        let (device, head) = (Device::cpu(1), Weight::dense(Tensor::zeros([3, 2]).unwrap()).unwrap());
+        let hidden = Tensor::from_f32(vec![1.0; 6], [3, 2]).unwrap();
+        let options = CrossEntropyOptions::default();
+        let result = cross_entropy(&Context::inference(&device), &hidden, &head, &[0, 1, 2], &options).unwrap();
+        assert_eq!((result.counted, result.correct), (3, 1));
+        assert!((result.nll_sum - 3.0 * 3f64.ln()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let (device, head) = (Device::cpu(1), Weight::dense(Tensor::zeros([3, 2]).unwrap()).unwrap());
+        let cx = Context::inference(&device);
+        let refuse = |hidden: [usize; 2], targets: &[i64]| {
+            let (hidden, options) = (Tensor::zeros(hidden).unwrap(), CrossEntropyOptions::default());
+            cross_entropy(&cx, &hidden, &head, targets, &options).unwrap_err().to_string()
+        };
+        let error = refuse([2, 2], &[0, 3]);
+        assert_eq!(error, "cross entropy: target 3 at row 1 is outside the vocabulary of 3; -100 leaves a row out");
+        assert!(refuse([2, 2], &[-1, 0]).contains("target -1 at row 0"));
+        assert!(refuse([2, 2], &[0]).contains("targets is 1, and 2"));
+        assert!(refuse([2, 3], &[0, 0]).contains("hidden rows"));
+    }
+}

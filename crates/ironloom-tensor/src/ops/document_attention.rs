@@ -1,0 +1,860 @@
+//! Attention within documents, for training: packed documents are kept apart, and no keys are kept for later.
+//!
+//! Document `d` has its own rows of `q [n, heads * w]` and of `k`, `v` (`[m, kv_heads * w]`). For its query `t` and head `h`,
+//! which reads kv head `h / (heads / kv_heads)`, over the keys `s` that the mask lets it see:
+//! `p_s = softmax_s(scale * q . k_s)`, `out = sum_s p_s v_s`.
+//!
+//! Forward: a task takes [`QUERIES`] queries of one kv head and walks tiles of [`KEYS`] keys in view with a running maximum
+//! and sum (Dao et al., arXiv 2205.14135), so that a tile of scores is all there ever is. What stays for the backward pass is
+//! the log of each row's sum of exponentials, `[n, heads]`. Backward, with `g` the gradient of `out`:
+//! `delta = g . out`, `dp_s = g . v_s`, `ds_s = scale * p_s (dp_s - delta)`, `dq = sum_s ds_s k_s`, `dk_s = sum_t ds_s q_t`,
+//! `dv_s = sum_t p_s g_t`, the last two summed over the heads of a group as well.
+//!
+//! Products are those of [`gemm`](crate::gemm). It wants the inner side of its right operand to lie together, so keys (and, for
+//! `dp`, values) are transposed once into panels a tile wide: 2 to 3 times faster than leaving it to each product. All splits
+//! and orders of sums depend on a document's own lengths alone: a document gives the same bits on any number of threads and
+//! whatever is packed beside it.
+
+use std::ops::Range;
+
+use super::Disjoint;
+use crate::{
+    Context, CpuDevice, Error, Result, Tensor,
+    error::{expect_count, expect_shape},
+    gemm::{Matrix, Write, gemm_serial},
+    lanes::{LANES, dot, exp, maximum, per_level, sum},
+};
+
+/// Which keys of its document a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Those up to its own position. The document has as many keys as queries.
+    Causal,
+    /// The last so many of those up to its own position, its own among them; at least 1.
+    Window(usize),
+    /// All. Keys and queries may differ in number, as in cross-attention.
+    Bidirectional,
+}
+
+/// One document's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentSpan {
+    /// Rows of the queries.
+    pub queries: usize,
+    /// Rows of the keys and values.
+    pub keys: usize,
+}
+
+/// The heads and the mask of an attention within documents.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DocumentAttentionOptions {
+    /// Query heads; a multiple of the kv heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// The factor on scores, usually `1 / sqrt(head width)`.
+    pub scale: f32,
+    /// Which keys a query sees.
+    pub mask: Mask,
+}
+
+const NAME: &str = "document attention";
+
+/// Attention of `q [n, heads * w]` over `k` and `v` (`[m, kv_heads * w]`), each of `spans` within itself; the result has `q`'s
+/// shape. Has a gradient for all three.
+///
+/// # Errors
+/// Head counts or shapes don't fit, the spans are not `n` queries and `m` keys, a span has queries without keys or, under a
+/// causal mask, other keys than queries, the window is 0, or the device is not the processor.
+pub fn document_attention(
+    cx: &Context,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    spans: &[DocumentSpan],
+    options: &DocumentAttentionOptions,
+) -> Result<Tensor> {
+    let cpu = cx.cpu(NAME)?;
+    let plan = Plan::new([q, k, v], spans, options)?;
+    let slots = cx.slots([q, k, v]);
+    let (out, log_sum_exp) = plan.forward(cpu, [q.as_f32()?, k.as_f32()?, v.as_f32()?]);
+    let out = Tensor::from_f32(out, *q.shape())?;
+    if let Some((tape, slots)) = slots {
+        let (cpu, inputs, kept_out) = (cpu.clone(), [q.clone(), k.clone(), v.clone()], out.clone());
+        tape.record(&out, move |gradient, gradients| {
+            let [q, k, v] = &inputs;
+            let kept = Kept {
+                inputs: [q.as_f32()?, k.as_f32()?, v.as_f32()?],
+                out: kept_out.as_f32()?,
+                log_sum_exp: &log_sum_exp,
+                gradient: gradient.as_f32()?,
+            };
+            let made = plan.backward(&cpu, &kept, slots.map(|slot| slot.is_some()));
+            for (slot, made) in slots.iter().zip(made) {
+                if let (Some(slot), Some(made)) = (slot, made) {
+                    gradients.add(slot, Tensor::from_f32(made, slot.shape())?)?;
+                }
+            }
+            Ok(())
+        });
+    }
+    Ok(out)
+}
+
+/// Queries of a block.
+const QUERIES: usize = 64;
+/// Keys of a tile: with [`QUERIES`] rows, scores and their gradients stay in the second-level cache.
+const KEYS: usize = 256;
+/// Tasks of a document's backward pass to aim at, however few kv heads it has.
+const SLICES: usize = 16;
+/// Blocks of queries a slice has at least: what a slice adds to keys and values is summed once more.
+const SLICE_BLOCKS: usize = 4;
+
+/// Where everything of a call lies. All of it follows from shapes.
+struct Plan {
+    options: DocumentAttentionOptions,
+    /// Of a head.
+    width: usize,
+    documents: Vec<Document>,
+    /// Rows of queries, and of keys.
+    rows: [usize; 2],
+    /// Elements of all panels.
+    panels: usize,
+    /// Elements of all slices' gradients of keys.
+    partials: usize,
+}
+
+/// Where a document lies.
+struct Document {
+    mask: Mask,
+    /// Its rows of `q`.
+    queries: Range<usize>,
+    /// Its rows of `k`.
+    keys: Range<usize>,
+    /// The start of its panels: `[tile][kv head][head width][stride of the tile]`.
+    panels: usize,
+    /// How many parts its blocks of queries are cut into in the backward pass.
+    slices: usize,
+    /// The start of its slices' gradients of keys: `[kv head][slice][key][head width]`.
+    partials: usize,
+}
+
+impl Plan {
+    fn new([q, k, v]: [&Tensor; 3], spans: &[DocumentSpan], options: &DocumentAttentionOptions) -> Result<Self> {
+        let count = |what, expected, found| Err(Error::Count { operation: NAME, what, expected, found });
+        let &DocumentAttentionOptions { heads, kv_heads, mask, .. } = options;
+        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return count("the number of query heads, a multiple of that of kv heads,", kv_heads.max(1), heads);
+        }
+        let width = q.width() / heads;
+        if width == 0 {
+            return count("the head width", 1, 0);
+        }
+        expect_shape(NAME, "the queries", [q.rows(), heads * width], q.shape())?;
+        expect_shape(NAME, "the keys", [k.rows(), kv_heads * width], k.shape())?;
+        expect_shape(NAME, "the values", *k.shape(), v.shape())?;
+        if mask == Mask::Window(0) {
+            return count("the window", 1, 0);
+        }
+        let mut documents = Vec::with_capacity(spans.len());
+        let (mut first, mut panels, mut partials) = ([0usize; 2], 0, 0);
+        for span in spans {
+            if mask != Mask::Bidirectional {
+                expect_count(NAME, "the number of a document's keys", span.queries, span.keys)?;
+            } else if span.queries > 0 && span.keys == 0 {
+                return count("the number of a document's keys", 1, 0);
+            }
+            let end = [first[0].saturating_add(span.queries), first[1].saturating_add(span.keys)];
+            if end[0] > q.rows() || end[1] > k.rows() {
+                break;
+            }
+            let most = span.queries.div_ceil(QUERIES).div_ceil(SLICE_BLOCKS);
+            let slices = (SLICES / kv_heads).clamp(1, most.max(1));
+            let document =
+                Document { mask, queries: first[0]..end[0], keys: first[1]..end[1], panels, slices, partials };
+            let strides = (0..span.keys.div_ceil(KEYS)).map(|tile| document.stride(tile)).sum::<usize>();
+            panels += strides * kv_heads * width;
+            partials += slices * span.keys * kv_heads * width;
+            documents.push(document);
+            first = end;
+        }
+        let total = |rows: fn(&DocumentSpan) -> usize| spans.iter().map(rows).fold(0, usize::saturating_add);
+        expect_count(NAME, "the number of the documents' queries", q.rows(), total(|span| span.queries))?;
+        expect_count(NAME, "the number of the documents' keys", k.rows(), total(|span| span.keys))?;
+        Ok(Self { options: *options, width, documents, rows: [q.rows(), k.rows()], panels, partials })
+    }
+
+    /// Query heads of a kv head.
+    fn group(&self) -> usize {
+        self.options.heads / self.options.kv_heads
+    }
+
+    /// Where a row of a query head starts in `q`, `out` and their gradients.
+    fn query(&self, row: usize, head: usize) -> usize {
+        (row * self.options.heads + head) * self.width
+    }
+
+    /// Where a row of a kv head starts in `k`, `v` and their gradients.
+    fn key(&self, row: usize, kv_head: usize) -> usize {
+        (row * self.options.kv_heads + kv_head) * self.width
+    }
+
+    /// Rows of a query head from `row` on.
+    fn query_rows<'a>(&self, x: &'a [f32], row: usize, rows: usize, head: usize) -> Matrix<'a> {
+        Matrix::new(&x[self.query(row, head)..], [rows, self.width], self.options.heads * self.width)
+    }
+
+    /// Rows of a kv head from `row` on.
+    fn key_rows<'a>(&self, x: &'a [f32], row: usize, rows: usize, kv_head: usize) -> Matrix<'a> {
+        Matrix::new(&x[self.key(row, kv_head)..], [rows, self.width], self.options.kv_heads * self.width)
+    }
+
+    /// The columns `keys` (of the document, all of one tile) of a transposed panel: `[head width, keys]`.
+    fn panel<'a>(&self, panels: &'a [f32], document: &Document, kv_head: usize, keys: &Range<usize>) -> Matrix<'a> {
+        let tile = keys.start / KEYS;
+        let stride = document.stride(tile);
+        let start = self.panel_start(document, tile, kv_head) + keys.start % KEYS;
+        Matrix::new(&panels[start..], [self.width, keys.len()], stride)
+    }
+
+    fn panel_start(&self, document: &Document, tile: usize, kv_head: usize) -> usize {
+        let before = tile * self.options.kv_heads * padded(KEYS) + kv_head * document.stride(tile);
+        document.panels + before * self.width
+    }
+
+    /// Where a slice's gradients of keys start.
+    fn partial(&self, document: &Document, kv_head: usize, slice: usize) -> usize {
+        document.partials + (kv_head * document.slices + slice) * document.keys.len() * self.width
+    }
+
+    /// Every tile of every document, by number.
+    fn tiles(&self) -> Vec<(&Document, usize)> {
+        let tiles = |document: &Document| 0..document.keys.len().div_ceil(KEYS);
+        self.documents.iter().flat_map(|document| tiles(document).map(move |tile| (document, tile))).collect()
+    }
+
+    /// `x [m, kv_heads * w]` as panels.
+    fn transposed(&self, cpu: &CpuDevice, x: &[f32]) -> Vec<f32> {
+        let mut panels = vec![0.0; self.panels];
+        let (shared, tiles) = (Disjoint::new(&mut panels), self.tiles());
+        cpu.threads.run(tiles.len(), |i| {
+            let (document, tile) = tiles[i];
+            let (stride, rows) = (document.stride(tile), document.tile(tile));
+            for kv_head in 0..self.options.kv_heads {
+                let start = self.panel_start(document, tile, kv_head);
+                // SAFETY: each panel belongs to one task.
+                let panel = unsafe { shared.slice(start..start + self.width * stride) };
+                for first in rows.clone().step_by(LANES) {
+                    let rows = first..(first + LANES).min(rows.end);
+                    for d in 0..self.width {
+                        let row = &mut panel[d * stride + first % KEYS..][..rows.len()];
+                        for (to, key) in row.iter_mut().zip(rows.clone()) {
+                            *to = x[self.key(document.keys.start + key, kv_head) + d];
+                        }
+                    }
+                }
+            }
+        });
+        panels
+    }
+
+    /// The output and the log-sum-exp, `[n, heads]`.
+    fn forward(&self, cpu: &CpuDevice, [q, k, v]: [&[f32]; 3]) -> (Vec<f32>, Vec<f32>) {
+        let keys = self.transposed(cpu, k);
+        let mut tasks = Vec::new();
+        for document in &self.documents {
+            // The last blocks have the most keys in view under a causal mask: they start first.
+            for block in document.blocks().rev() {
+                tasks.extend((0..self.options.kv_heads).map(|kv_head| (document, block.clone(), kv_head)));
+            }
+        }
+        let mut out = vec![0.0; q.len()];
+        let mut log_sum_exp = vec![0.0; self.rows[0] * self.options.heads];
+        let places = [Disjoint::new(&mut out), Disjoint::new(&mut log_sum_exp)];
+        cpu.threads.run(tasks.len(), |i| {
+            let (document, block, kv_head) = &tasks[i];
+            self.attend(cpu, [q, &keys, v], document, block, *kv_head, &places);
+        });
+        (out, log_sum_exp)
+    }
+
+    /// One block of queries of one kv head.
+    fn attend(
+        &self,
+        cpu: &CpuDevice,
+        [q, keys, v]: [&[f32]; 3],
+        document: &Document,
+        block: &Range<usize>,
+        kv_head: usize,
+        [out, log_sum_exp]: &[Disjoint<'_>; 2],
+    ) {
+        let (rows, width, stride) = (block.len(), self.width, document.widest());
+        let mut scores = vec![0.0; rows * stride];
+        let mut sums = vec![0.0; rows * width];
+        for head in kv_head * self.group()..(kv_head + 1) * self.group() {
+            let queries = self.query_rows(q, document.queries.start + block.start, rows, head);
+            let mut running = vec![Running { largest: f32::NEG_INFINITY, total: 0.0 }; rows];
+            sums.fill(0.0);
+            for tile in document.tiles_in_view(block) {
+                gemm_serial(&mut scores, stride, queries, self.panel(keys, document, kv_head, &tile), Write::Set);
+                let seen = document.seen(block, &tile);
+                soften(cpu.level, &mut scores, stride, tile.len(), &seen, self.options.scale, &mut running, &mut sums);
+                let probabilities = Matrix::new(&scores, [rows, tile.len()], stride);
+                let values = self.key_rows(v, document.keys.start + tile.start, tile.len(), kv_head);
+                gemm_serial(&mut sums, width, probabilities, values, Write::Add);
+            }
+            for ((row, sums), running) in block.clone().zip(sums.chunks_exact(width)).zip(&running) {
+                let row = document.queries.start + row;
+                let (start, at) = (self.query(row, head), row * self.options.heads + head);
+                // SAFETY: each row of a head belongs to one task.
+                let (out, kept) = unsafe { (out.slice(start..start + width), log_sum_exp.slice(at..at + 1)) };
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum / running.total);
+                kept[0] = (f64::from(running.largest) + libm::log(f64::from(running.total))) as f32;
+            }
+        }
+    }
+
+    /// The gradients of queries, keys and values that are wanted.
+    fn backward(&self, cpu: &CpuDevice, kept: &Kept<'_>, wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
+        let [_, k, v] = kept.inputs;
+        let keys = self.transposed(cpu, k);
+        let values = if wanted[0] || wanted[1] { self.transposed(cpu, v) } else { Vec::new() };
+        let lengths = [kept.gradient.len(), self.partials, self.partials];
+        let mut made: [_; 3] = std::array::from_fn(|i| wanted[i].then(|| vec![0.0; lengths[i]]));
+        let places = made.each_mut().map(|place| place.as_mut().map(|place| Disjoint::new(place)));
+        let mut tasks = Vec::new();
+        for document in &self.documents {
+            for slice in (0..document.slices).rev() {
+                tasks.extend((0..self.options.kv_heads).map(|kv_head| (document, slice, kv_head)));
+            }
+        }
+        cpu.threads.run(tasks.len(), |i| {
+            let (document, slice, kv_head) = tasks[i];
+            self.attend_back(cpu, kept, [&keys, &values], (document, slice, kv_head), &places);
+        });
+        let [to_queries, to_keys, to_values] = made;
+        let [to_keys, to_values] = [to_keys, to_values].map(|made| made.map(|made| self.gathered(cpu, &made)));
+        [to_queries, to_keys, to_values]
+    }
+
+    /// One slice of a document's blocks of queries, of one kv head.
+    fn attend_back(
+        &self,
+        cpu: &CpuDevice,
+        kept: &Kept<'_>,
+        [key_panels, value_panels]: [&[f32]; 2],
+        (document, slice, kv_head): (&Document, usize, usize),
+        [to_queries, to_keys, to_values]: &[Option<Disjoint<'_>>; 3],
+    ) {
+        let [q, k, _] = kept.inputs;
+        let (width, stride, scale) = (self.width, document.widest(), self.options.scale);
+        let start = self.partial(document, kv_head, slice);
+        let length = document.keys.len() * width;
+        // SAFETY: each slice of a kv head belongs to one task.
+        let [mut to_keys, mut to_values] =
+            [to_keys, to_values].map(|place| place.as_ref().map(|place| unsafe { place.slice(start..start + length) }));
+        let most = document.queries.len().min(QUERIES);
+        let [mut scores, mut slopes] = [0, 1].map(|_| vec![0.0; most * stride]);
+        let mut sums = vec![0.0; most * width];
+        for block in document.blocks_of(slice) {
+            let (rows, first) = (block.len(), document.queries.start + block.start);
+            for head in kv_head * self.group()..(kv_head + 1) * self.group() {
+                let queries = self.query_rows(q, first, rows, head);
+                let gradient = self.query_rows(kept.gradient, first, rows, head);
+                let row_of = |row: usize| self.query(first + row, head)..self.query(first + row, head) + width;
+                let terms = (0..rows).map(|row| RowTerms {
+                    log_sum_exp: kept.log_sum_exp[(first + row) * self.options.heads + head],
+                    delta: row_dot(cpu.level, &kept.gradient[row_of(row)], &kept.out[row_of(row)]),
+                });
+                let terms: Vec<_> = terms.collect();
+                for (number, tile) in document.tiles_in_view(&block).enumerate() {
+                    let (columns, seen) = (tile.len(), document.seen(&block, &tile));
+                    let places = tile.start * width..tile.end * width;
+                    let panel = self.panel(key_panels, document, kv_head, &tile);
+                    gemm_serial(&mut scores, stride, queries, panel, Write::Set);
+                    probabilities(cpu.level, &mut scores, stride, columns, &seen, scale, &terms);
+                    let weights = Matrix::new(&scores, [rows, columns], stride);
+                    if let Some(to_values) = &mut to_values {
+                        let to_values = &mut to_values[places.clone()];
+                        gemm_serial(to_values, width, weights.transposed(), gradient, Write::Add);
+                    }
+                    if to_queries.is_none() && to_keys.is_none() {
+                        continue;
+                    }
+                    let panel = self.panel(value_panels, document, kv_head, &tile);
+                    gemm_serial(&mut slopes, stride, gradient, panel, Write::Set);
+                    slope(cpu.level, &mut slopes, &scores, stride, columns, &seen, scale, &terms);
+                    let slopes = Matrix::new(&slopes, [rows, columns], stride);
+                    if let Some(to_keys) = &mut to_keys {
+                        gemm_serial(&mut to_keys[places], width, slopes.transposed(), queries, Write::Add);
+                    }
+                    if to_queries.is_some() {
+                        let keys = self.key_rows(k, document.keys.start + tile.start, columns, kv_head);
+                        gemm_serial(&mut sums, width, slopes, keys, Write::first(number == 0));
+                    }
+                }
+                if let Some(to_queries) = to_queries {
+                    for (row, sums) in sums.chunks_exact(width).take(rows).enumerate() {
+                        // SAFETY: each row of a head belongs to one task.
+                        unsafe { to_queries.slice(row_of(row)) }.copy_from_slice(sums);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The slices' gradients of keys or values added in their order, as `[m, kv_heads * w]`.
+    fn gathered(&self, cpu: &CpuDevice, partials: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows[1] * self.options.kv_heads * self.width];
+        let (shared, tiles) = (Disjoint::new(&mut out), self.tiles());
+        cpu.threads.run(tiles.len(), |i| {
+            let (document, tile) = tiles[i];
+            let rows = document.tile(tile);
+            let place = self.key(document.keys.start + rows.start, 0)..self.key(document.keys.start + rows.end, 0);
+            // SAFETY: each tile's rows belong to one task.
+            let out = unsafe { shared.slice(place) };
+            for (key, out) in rows.zip(out.chunks_exact_mut(self.options.kv_heads * self.width)) {
+                for (kv_head, out) in out.chunks_exact_mut(self.width).enumerate() {
+                    for slice in 0..document.slices {
+                        let terms = &partials[self.partial(document, kv_head, slice) + key * self.width..];
+                        out.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+                    }
+                }
+            }
+        });
+        out
+    }
+}
+
+impl Document {
+    /// Blocks of queries, counted from the document's first.
+    fn blocks(&self) -> impl DoubleEndedIterator<Item = Range<usize>> {
+        let queries = self.queries.len();
+        (0..queries.div_ceil(QUERIES)).map(move |block| block * QUERIES..((block + 1) * QUERIES).min(queries))
+    }
+
+    /// The blocks of a slice.
+    fn blocks_of(&self, slice: usize) -> impl Iterator<Item = Range<usize>> {
+        let blocks = self.queries.len().div_ceil(QUERIES);
+        let bound = |slice: usize| blocks * slice / self.slices;
+        self.blocks().skip(bound(slice)).take(bound(slice + 1) - bound(slice))
+    }
+
+    /// The keys of a tile, counted from the document's first.
+    fn tile(&self, tile: usize) -> Range<usize> {
+        tile * KEYS..((tile + 1) * KEYS).min(self.keys.len())
+    }
+
+    /// Elements from one row of a tile's panel to the next.
+    fn stride(&self, tile: usize) -> usize {
+        padded(self.tile(tile).len())
+    }
+
+    /// The stride of scores.
+    fn widest(&self) -> usize {
+        padded(self.keys.len().min(KEYS))
+    }
+
+    /// The keys that a query sees.
+    fn sees(&self, query: usize) -> Range<usize> {
+        match self.mask {
+            Mask::Causal => 0..query + 1,
+            Mask::Window(window) => (query + 1).saturating_sub(window)..query + 1,
+            Mask::Bidirectional => 0..self.keys.len(),
+        }
+    }
+
+    /// The tiles of keys that any query of a block sees, each cut to those keys.
+    fn tiles_in_view(&self, block: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let view = self.sees(block.start).start..self.sees(block.end.saturating_sub(1)).end;
+        let tiles = view.start / KEYS..view.end.div_ceil(KEYS);
+        tiles.map(move |tile| (tile * KEYS).max(view.start)..((tile + 1) * KEYS).min(view.end))
+    }
+
+    /// What each query of a block sees of a tile, counted from the tile's first key.
+    fn seen(&self, block: &Range<usize>, tile: &Range<usize>) -> Vec<Range<usize>> {
+        let inside = |key: usize| key.clamp(tile.start, tile.end) - tile.start;
+        block.clone().map(|query| self.sees(query)).map(|keys| inside(keys.start)..inside(keys.end)).collect()
+    }
+}
+
+/// A stride for rows of so many elements: whole lanes, and one lane's worth more, for rows a power of two apart share few sets
+/// of the first-level cache.
+fn padded(elements: usize) -> usize {
+    elements.next_multiple_of(LANES) + LANES
+}
+
+/// What a forward pass left, and the gradient of its output.
+struct Kept<'a> {
+    inputs: [&'a [f32]; 3],
+    out: &'a [f32],
+    log_sum_exp: &'a [f32],
+    gradient: &'a [f32],
+}
+
+/// A row's softmax so far: the largest score, and the sum of the exponentials of scores less that.
+#[derive(Clone, Copy)]
+struct Running {
+    largest: f32,
+    total: f32,
+}
+
+/// What the backward pass needs of a row besides its tiles.
+struct RowTerms {
+    log_sum_exp: f32,
+    delta: f32,
+}
+
+per_level! {
+    /// A tile of products of queries and keys becomes exponentials of scores less each row's largest so far, 0 where a row does
+    /// not see; `sums` are brought to a new largest score.
+    fn soften(scores: &mut [f32], stride: usize, columns: usize, seen: &[Range<usize>], scale: f32, running: &mut [Running], sums: &mut [f32]) {
+        let width = sums.len() / seen.len().max(1);
+        for (i, (seen, running)) in seen.iter().zip(running).enumerate() {
+            let row = &mut scores[i * stride..][..columns];
+            row[..seen.start].fill(0.0);
+            row[seen.end..].fill(0.0);
+            let row = &mut row[seen.clone()];
+            if row.is_empty() {
+                continue;
+            }
+            row.iter_mut().for_each(|score| *score *= scale);
+            let here = maximum(row);
+            let largest = if here > running.largest { here } else { running.largest };
+            row.iter_mut().for_each(|score| *score = exp(*score - largest));
+            let factor = exp(running.largest - largest);
+            *running = Running { largest, total: running.total.mul_add(factor, sum(row)) };
+            if factor != 1.0 {
+                sums[i * width..][..width].iter_mut().for_each(|sum| *sum *= factor);
+            }
+        }
+    }
+}
+
+per_level! {
+    /// A tile of products of queries and keys becomes probabilities, 0 where a row does not see.
+    fn probabilities(scores: &mut [f32], stride: usize, columns: usize, seen: &[Range<usize>], scale: f32, terms: &[RowTerms]) {
+        for (i, (seen, terms)) in seen.iter().zip(terms).enumerate() {
+            let row = &mut scores[i * stride..][..columns];
+            row[..seen.start].fill(0.0);
+            row[seen.end..].fill(0.0);
+            row[seen.clone()].iter_mut().for_each(|score| *score = exp(*score * scale - terms.log_sum_exp));
+        }
+    }
+}
+
+per_level! {
+    /// A tile of gradients of probabilities becomes gradients of products of queries and keys.
+    fn slope(slopes: &mut [f32], scores: &[f32], stride: usize, columns: usize, seen: &[Range<usize>], scale: f32, terms: &[RowTerms]) {
+        for (i, (seen, terms)) in seen.iter().zip(terms).enumerate() {
+            let row = &mut slopes[i * stride..][..columns];
+            row[..seen.start].fill(0.0);
+            row[seen.end..].fill(0.0);
+            let probabilities = &scores[i * stride..][..columns][seen.clone()];
+            for (slope, probability) in row[seen.clone()].iter_mut().zip(probabilities) {
+                *slope = probability * (*slope - terms.delta) * scale;
+            }
+        }
+    }
+}
+
+per_level! {
+    fn row_dot(a: &[f32], b: &[f32]) -> f32 {
+        dot(a, b)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ironloom_core::{Philox, SimdLevel, Threads};
+
+    use super::*;
+    use crate::{Device, Gradients, Tape};
+
+    #[derive(Clone)]
+    struct Case {
+        heads: usize,
+        kv_heads: usize,
+        width: usize,
+        mask: Mask,
+        spans: Vec<DocumentSpan>,
+    }
+
+    /// The output and the gradients of q, k and v, or those inputs themselves.
+    type Numbers<T> = [Vec<T>; 4];
+
+    fn normals(seed: u64, count: usize) -> Vec<f32> {
+        let mut draws = Philox::new(seed, 0);
+        (0..count).map(|_| draws.next_normal()).collect()
+    }
+
+    fn case(heads: usize, kv_heads: usize, width: usize, mask: Mask, spans: &[(usize, usize)]) -> Case {
+        let spans = spans.iter().map(|&(queries, keys)| DocumentSpan { queries, keys }).collect();
+        Case { heads, kv_heads, width, mask, spans }
+    }
+
+    impl Case {
+        fn rows(&self) -> [usize; 2] {
+            [self.spans.iter().map(|span| span.queries).sum(), self.spans.iter().map(|span| span.keys).sum()]
+        }
+
+        fn options(&self) -> DocumentAttentionOptions {
+            let &Self { heads, kv_heads, width, mask, .. } = self;
+            DocumentAttentionOptions { heads, kv_heads, scale: 1.0 / (width as f32).sqrt(), mask }
+        }
+
+        /// q, k, v and the gradient of the output.
+        fn inputs(&self) -> Numbers<f32> {
+            let ([n, m], [q, k]) = (self.rows(), [self.heads, self.kv_heads].map(|heads| heads * self.width));
+            [normals(1, n * q), normals(2, m * k), normals(3, m * k), normals(4, n * q)]
+        }
+
+        fn run(&self, device: &Device, inputs: &Numbers<f32>) -> Numbers<f32> {
+            let (tape, mut gradients) = (Tape::new(), Gradients::new());
+            let [n, m] = self.rows();
+            let (q_width, k_width) = (self.heads * self.width, self.kv_heads * self.width);
+            let [q, k, v, g] = [(0, n, q_width), (1, m, k_width), (2, m, k_width), (3, n, q_width)]
+                .map(|(i, rows, width)| Tensor::from_f32(inputs[i].clone(), [rows, width]).unwrap());
+            [&q, &k, &v].into_iter().for_each(|leaf| tape.watch(leaf));
+            let cx = Context::training(device, &tape);
+            let out = document_attention(&cx, &q, &k, &v, &self.spans, &self.options()).unwrap();
+            tape.backward(&out, g, &mut gradients).unwrap();
+            let [to_q, to_k, to_v] = [&q, &k, &v].map(|leaf| gradients.get(leaf.id()).unwrap().clone());
+            [out, to_q, to_k, to_v].map(|tensor| tensor.into_f32().unwrap())
+        }
+
+        /// The output, row by row and head by head; `visit` gets the row, the head, its document's first row of keys, the keys it
+        /// sees and their probabilities.
+        fn exact(&self, [q, k, v]: [&[f64]; 3], mut visit: impl FnMut(usize, usize, Range<usize>, &[f64])) -> Vec<f64> {
+            let (mut out, mut first) = (Vec::new(), [0, 0]);
+            for span in &self.spans {
+                for i in 0..span.queries {
+                    let seen = match self.mask {
+                        Mask::Causal => 0..i + 1,
+                        Mask::Window(window) => (i + 1).saturating_sub(window)..i + 1,
+                        Mask::Bidirectional => 0..span.keys,
+                    };
+                    let seen = first[1] + seen.start..first[1] + seen.end;
+                    for head in 0..self.heads {
+                        let row = first[0] + i;
+                        let q = &q[(row * self.heads + head) * self.width..][..self.width];
+                        let at = |key: usize| self.key(key, head);
+                        let scores: Vec<f64> = seen
+                            .clone()
+                            .map(|key| q.iter().zip(&k[at(key)..]).map(|(q, k)| q * k).sum::<f64>())
+                            .map(|score| score * f64::from(self.options().scale))
+                            .collect();
+                        let largest = scores.iter().fold(f64::MIN, |a, b| a.max(*b));
+                        let total = scores.iter().map(|score| (score - largest).exp()).sum::<f64>();
+                        let p: Vec<f64> = scores.iter().map(|score| (score - largest).exp() / total).collect();
+                        out.extend(
+                            (0..self.width)
+                                .map(|d| seen.clone().zip(&p).map(|(key, p)| p * v[at(key) + d]).sum::<f64>()),
+                        );
+                        visit(row, head, seen.clone(), &p);
+                    }
+                }
+                first = [first[0] + span.queries, first[1] + span.keys];
+            }
+            out
+        }
+
+        /// Where a key starts for a query head.
+        fn key(&self, key: usize, head: usize) -> usize {
+            (key * self.kv_heads + head / (self.heads / self.kv_heads)) * self.width
+        }
+
+        /// The output and the gradients by the formulas at the head of the file, one row at a time.
+        fn exact_gradients(&self, inputs: &Numbers<f32>) -> Numbers<f64> {
+            let [q, k, v, g] = inputs.each_ref().map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+            let mut made = [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
+            let out = self.exact([&q, &k, &v], |row, head, seen, p| {
+                let start = (row * self.heads + head) * self.width;
+                let slopes: Vec<f64> = seen
+                    .clone()
+                    .map(|key| (0..self.width).map(|d| g[start + d] * v[self.key(key, head) + d]).sum::<f64>())
+                    .collect();
+                let delta = slopes.iter().zip(p).map(|(slope, p)| slope * p).sum::<f64>();
+                for ((key, p), slope) in seen.zip(p).zip(slopes) {
+                    let slope = p * (slope - delta) * f64::from(self.options().scale);
+                    let at = self.key(key, head);
+                    for d in 0..self.width {
+                        made[0][start + d] += slope * k[at + d];
+                        made[1][at + d] += slope * q[start + d];
+                        made[2][at + d] += p * g[start + d];
+                    }
+                }
+            });
+            let [to_q, to_k, to_v] = made;
+            [out, to_q, to_k, to_v]
+        }
+    }
+
+    fn spread<T: Copy + Into<f64>>(values: &[T]) -> f64 {
+        let squares = values.iter().map(|value| (*value).into().powi(2)).sum::<f64>();
+        (squares / values.len().max(1) as f64).sqrt()
+    }
+
+    fn small() -> Vec<Case> {
+        vec![
+            case(1, 1, 1, Mask::Causal, &[(1, 1)]),
+            case(2, 1, 3, Mask::Causal, &[(1, 1), (5, 5), (0, 0), (2, 2)]),
+            case(4, 2, 5, Mask::Window(2), &[(4, 4), (3, 3)]),
+            case(2, 2, 4, Mask::Window(1), &[(4, 4)]),
+            case(2, 2, 4, Mask::Window(9), &[(4, 4), (1, 1)]),
+            case(3, 1, 2, Mask::Bidirectional, &[(3, 5), (0, 2), (4, 1)]),
+        ]
+    }
+
+    /// Past a tile of keys, past a block of queries, and in several slices.
+    fn large() -> Vec<Case> {
+        vec![
+            case(2, 1, 16, Mask::Causal, &[(600, 600), (65, 65)]),
+            case(2, 2, 7, Mask::Window(300), &[(620, 620), (3, 3)]),
+            case(2, 1, 33, Mask::Window(64), &[(64, 64), (340, 340)]),
+            case(3, 3, 8, Mask::Bidirectional, &[(70, 530), (530, 17)]),
+        ]
+    }
+
+    #[test]
+    fn small_gradients_equal_finite_differences_of_every_element() {
+        for case in small() {
+            let inputs = case.inputs();
+            let found = case.run(&Device::cpu(2), &inputs);
+            let doubled = inputs.each_ref().map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+            let loss = |inputs: &[Vec<f64>; 4]| {
+                let [q, k, v, g] = inputs;
+                case.exact([q, k, v], |_, _, _, _| ()).iter().zip(g).map(|(out, g)| out * g).sum::<f64>()
+            };
+            for input in 0..3 {
+                for element in 0..inputs[input].len() {
+                    let at = |step: f64| {
+                        let mut moved = doubled.clone();
+                        moved[input][element] += step;
+                        loss(&moved)
+                    };
+                    let (exact, found) = ((at(1e-5) - at(-1e-5)) / 2e-5, f64::from(found[input + 1][element]));
+                    assert!((found - exact).abs() < 3e-6 * (1.0 + exact.abs()), "{input} {element}: {found} {exact}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_and_gradients_equal_double_precision() {
+        for case in small().into_iter().chain(large()) {
+            let inputs = case.inputs();
+            let exact = case.exact_gradients(&inputs);
+            for (what, (found, exact)) in case.run(&Device::cpu(2), &inputs).iter().zip(&exact).enumerate() {
+                let bound = 2e-6 * (1.0 + 5.0 * spread(exact));
+                for (i, (found, exact)) in found.iter().zip(exact).enumerate() {
+                    assert!((f64::from(*found) - exact).abs() < bound, "{what} {i}: {found} {exact}, bound {bound}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_one_too_wide_is_noticed() {
+        let case = large().swap_remove(2);
+        let inputs = case.inputs();
+        let exact = Case { mask: Mask::Window(65), ..case.clone() }.exact_gradients(&inputs);
+        for (found, exact) in case.run(&Device::cpu(1), &inputs).iter().zip(&exact) {
+            let differences: Vec<f64> =
+                found.iter().zip(exact).map(|(found, exact)| f64::from(*found) - exact).collect();
+            assert!(spread(&differences) > 1e-3 * spread(exact));
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads_or_levels() {
+        for case in small().into_iter().chain(large()) {
+            let inputs = case.inputs();
+            let expected = case.run(&Device::cpu(1), &inputs);
+            for count in [2, 3] {
+                assert_eq!(case.run(&Device::cpu(count), &inputs), expected);
+            }
+            for level in SimdLevel::supported() {
+                let device = Device::Cpu(CpuDevice { threads: Threads::new(2), level });
+                assert_eq!(case.run(&device, &inputs), expected, "{level:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_document_gets_the_bits_it_gets_alone() {
+        for case in small().into_iter().chain(large()) {
+            let (inputs, device) = (case.inputs(), Device::cpu(2));
+            let packed = case.run(&device, &inputs);
+            let [q_width, k_width] = [case.heads, case.kv_heads].map(|heads| heads * case.width);
+            let mut first = [0, 0];
+            for &span in &case.spans {
+                let queries = first[0] * q_width..(first[0] + span.queries) * q_width;
+                let keys = first[1] * k_width..(first[1] + span.keys) * k_width;
+                let part = |numbers: &Numbers<f32>, of_output: [bool; 4]| -> Numbers<f32> {
+                    std::array::from_fn(|i| {
+                        numbers[i][if of_output[i] { queries.clone() } else { keys.clone() }].to_vec()
+                    })
+                };
+                let alone = Case { spans: vec![span], ..case.clone() };
+                let alone = alone.run(&device, &part(&inputs, [true, false, false, true]));
+                assert_eq!(alone, part(&packed, [true, true, false, false]), "{span:?}");
+                first = [first[0] + span.queries, first[1] + span.keys];
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_gradients_asked_for_are_made_and_they_are_the_same() {
+        let (case, device) = (small().swap_remove(2), Device::cpu(1));
+        let inputs = case.inputs();
+        let [_, expected @ ..] = case.run(&device, &inputs);
+        let [n, m] = case.rows();
+        for wanted in 0..3 {
+            let (tape, mut gradients) = (Tape::new(), Gradients::new());
+            let [q, k, v, g] = [(0, n), (1, m), (2, m), (3, n)]
+                .map(|(i, rows)| Tensor::from_f32(inputs[i].clone(), [rows, inputs[i].len() / rows]).unwrap());
+            let leaves = [&q, &k, &v];
+            tape.watch(leaves[wanted]);
+            let cx = Context::training(&device, &tape);
+            let out = document_attention(&cx, &q, &k, &v, &case.spans, &case.options()).unwrap();
+            tape.backward(&out, g, &mut gradients).unwrap();
+            for (i, leaf) in leaves.iter().enumerate() {
+                let found = gradients.get(leaf.id()).map(|gradient| gradient.as_f32().unwrap().to_vec());
+                assert_eq!(found, (i == wanted).then(|| expected[i].clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let device = Device::cpu(1);
+        let cx = Context::inference(&device);
+        let zeros = |rows: usize, width: usize| Tensor::zeros([rows, width]).unwrap();
+        let (q, k) = (zeros(6, 8), zeros(6, 4));
+        let options = DocumentAttentionOptions { heads: 4, kv_heads: 2, scale: 1.0, mask: Mask::Causal };
+        let spans = |spans: &[(usize, usize)]| case(4, 2, 2, Mask::Causal, spans).spans;
+        let refuse = |q: &Tensor, k: &Tensor, v: &Tensor, of: &[(usize, usize)], options| {
+            document_attention(&cx, q, k, v, &spans(of), &options).unwrap_err().to_string()
+        };
+        assert!(document_attention(&cx, &q, &k, &k, &spans(&[(2, 2), (4, 4)]), &options).is_ok());
+        assert!(document_attention(&cx, &zeros(0, 8), &zeros(0, 4), &zeros(0, 4), &[], &options).is_ok());
+        let whole = [(6, 6)];
+        assert!(refuse(&q, &k, &k, &[(6, 5)], options).contains("keys is 5, and 6"));
+        assert!(refuse(&q, &k, &k, &[(2, 2), (3, 3)], options).contains("queries is 5, and 6"));
+        assert!(refuse(&q, &k, &k, &[(2, 2), (5, 5)], options).contains("queries is 7, and 6"));
+        assert!(refuse(&q, &k, &k, &[(usize::MAX, usize::MAX), (7, 7)], options).contains("queries"));
+        assert!(refuse(&q, &k, &zeros(6, 6), &whole, options).contains("the values"));
+        assert!(refuse(&q, &zeros(6, 6), &k, &whole, options).contains("the keys"));
+        assert!(refuse(&zeros(6, 9), &k, &k, &whole, options).contains("the queries"));
+        assert!(refuse(&zeros(6, 0), &k, &k, &whole, options).contains("head width"));
+        for (heads, kv_heads) in [(4, 0), (0, 2), (3, 2)] {
+            let options = DocumentAttentionOptions { heads, kv_heads, ..options };
+            assert!(refuse(&q, &k, &k, &whole, options).contains("query heads"));
+        }
+        let window = DocumentAttentionOptions { mask: Mask::Window(0), ..options };
+        assert!(refuse(&q, &k, &k, &whole, window).contains("window"));
+        let cross = DocumentAttentionOptions { mask: Mask::Bidirectional, ..options };
+        assert!(refuse(&q, &k, &k, &[(5, 6), (1, 0)], cross).contains("keys is 0, and 1"));
+    }
+}
