@@ -21,12 +21,14 @@ pub(super) static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::
 
 const DECADES: i32 = 7;
 
-/// A cell is the values that share an exponent and 7 bits of mantissa; it holds at most one boundary between two codes.
+/// A cell is the values that share a sign, an exponent and 7 bits of mantissa; it holds at most one boundary between two codes.
 const CELL_SHIFT: u32 = 16;
-/// The first cell: everything below 2⁻²⁴, which is nearer to 0 than to the smallest level.
+/// The first cell of a sign: everything below 2⁻²⁴, which is nearer to 0 than to the smallest level.
 const FIRST_CELL: u32 = 0x3380_0000 >> CELL_SHIFT;
-/// The last cell begins at 1.
-const CELLS: usize = ((0x3f80_0000 >> CELL_SHIFT) - FIRST_CELL) as usize + 1;
+/// The last cell of a sign begins at 1.
+const LAST_CELL: u32 = (0x3f80_0000 >> CELL_SHIFT) - FIRST_CELL;
+/// Cells of a sign, with room up to a power of two.
+const CELLS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
@@ -38,12 +40,11 @@ enum Sign {
 pub(super) struct DynamicMap {
     /// What a code stands for, ascending.
     levels: [f32; 256],
-    /// Between level `i` and level `i + 1`.
-    middles: [f32; 255],
+    /// Between level `i` and level `i + 1`; above the last level, infinity.
+    middles: [f32; 256],
     zero: u8,
-    /// The code of each cell's end nearest to zero, of positive and of negative values.
-    positive: [u8; CELLS],
-    negative: [u8; CELLS],
+    /// The lowest code of each cell, of positive values and then of negative ones.
+    lowest: [u8; 2 * CELLS],
 }
 
 impl DynamicMap {
@@ -62,17 +63,14 @@ impl DynamicMap {
         }
         values.sort_by(f32::total_cmp);
         let levels: [f32; 256] = std::array::from_fn(|code| values[code]);
-        let middles: [f32; 255] = std::array::from_fn(|i| (levels[i] + levels[i + 1]) / 2.0);
+        let middles: [f32; 256] =
+            std::array::from_fn(|i| levels.get(i + 1).map_or(f32::INFINITY, |above| (levels[i] + above) / 2.0));
         let nearest = |value: f32| middles.partition_point(|&middle| middle < value) as u8;
-        let edge = |cell: usize| if cell == 0 { 0.0 } else { f32::from_bits((cell as u32 + FIRST_CELL) << CELL_SHIFT) };
-        Self {
-            levels,
-            middles,
-            zero: nearest(0.0),
-            positive: std::array::from_fn(|cell| nearest(edge(cell))),
-            // Ties go towards zero on both sides.
-            negative: std::array::from_fn(|cell| middles.partition_point(|&middle| middle <= -edge(cell)) as u8),
-        }
+        let lowest = |at: usize| {
+            let edges = cell_edges((at % CELLS) as u32);
+            nearest(if at < CELLS { edges.start } else { -edges.end.next_down() })
+        };
+        Self { levels, middles, zero: nearest(0.0), lowest: std::array::from_fn(lowest) }
     }
 
     /// The code of zero.
@@ -86,20 +84,25 @@ impl DynamicMap {
         self.levels[usize::from(code)]
     }
 
-    /// The code of the level nearest to a value in `[-1, 1]`; the one nearer to zero of two as near. What lies outside gets the
-    /// code of the end it lies beyond.
+    /// The code of the level nearest to a value in `[-1, 1]`; the lower one of two as near. What lies outside gets the code of
+    /// the end it lies beyond.
     #[inline(always)]
     pub(super) fn code(&self, value: f32) -> u8 {
-        let magnitude = value.to_bits() & 0x7fff_ffff;
-        let cell = ((magnitude >> CELL_SHIFT).saturating_sub(FIRST_CELL) as usize).min(CELLS - 1);
-        if value > 0.0 {
-            let code = self.positive[cell];
-            code + u8::from(self.middles.get(usize::from(code)).is_some_and(|&middle| value > middle))
-        } else {
-            let code = self.negative[cell];
-            let below = usize::from(code).checked_sub(1);
-            code - u8::from(below.is_some_and(|below| value < self.middles[below]))
-        }
+        let bits = value.to_bits();
+        let cell = ((bits & 0x7fff_ffff) >> CELL_SHIFT).saturating_sub(FIRST_CELL).min(LAST_CELL);
+        // Without a branch: signs are as good as random.
+        let lowest = self.lowest[cell as usize + CELLS * (bits >> 31) as usize];
+        lowest + u8::from(value > self.middles[usize::from(lowest)])
+    }
+}
+
+/// The magnitudes of a cell.
+fn cell_edges(cell: u32) -> std::ops::Range<f32> {
+    let edge = |cell: u32| f32::from_bits((cell + FIRST_CELL) << CELL_SHIFT);
+    match cell {
+        0 => 0.0..edge(1),
+        _ if cell < LAST_CELL => edge(cell)..edge(cell + 1),
+        _ => 1.0..f32::INFINITY,
     }
 }
 
@@ -129,8 +132,8 @@ mod tests {
             let nearest = |value: f32| {
                 let distance = |code: &usize| {
                     let level = f64::from(map.levels[*code]);
-                    // Ties towards zero.
-                    ((level - f64::from(value)).abs(), level.abs())
+                    // Of two as near, the lower one.
+                    ((level - f64::from(value)).abs(), level)
                 };
                 (0..256).min_by(|a, b| distance(a).partial_cmp(&distance(b)).unwrap()).unwrap() as u8
             };
@@ -148,8 +151,8 @@ mod tests {
                 );
             };
             // Both sides of each boundary, and both ends of each cell.
-            let edges = (0..CELLS).map(|cell| f32::from_bits((cell as u32 + FIRST_CELL) << CELL_SHIFT));
-            for value in map.middles.into_iter().chain(edges.clone()).chain(edges.map(|edge| -edge)) {
+            let edges = (0..=LAST_CELL).map(|cell| cell_edges(cell).start);
+            for value in map.middles[..255].iter().copied().chain(edges.clone()).chain(edges.map(|edge| -edge)) {
                 [value.next_down(), value, value.next_up()].into_iter().for_each(check);
             }
             let mut philox = ironloom_core::Philox::new(8, 0);
