@@ -1,8 +1,12 @@
 //! Public faults of training, each as a test named by project and number.
 
 use ironloom_core::{Philox, Threads};
-use ironloom_train::optimizer::{
-    AdamWOptions, LionOptions, MuonOptions, Optimizer, OptimizerOptions, Parameter, Role, Step,
+use ironloom_train::{
+    data::{
+        Batch, Document, DocumentsBuilder, IGNORED, Loader, LoaderOptions, Order, Overlong, Packing, Place, Share,
+        counted,
+    },
+    optimizer::{AdamWOptions, LionOptions, MuonOptions, Optimizer, OptimizerOptions, Parameter, Role, Step},
 };
 
 /// Weights held in 16 bits do not move: a step of a millionth is far below half their spacing, and every optimizer ran on without
@@ -55,4 +59,66 @@ fn torchao_1124_weight_decay_moves_weights_at_a_small_rate() {
         let moved = sum(&weights) / sum(&start) - 1.0;
         assert!((moved / expected - 1.0).abs() < 0.2, "{}: {moved}, expected {expected}", options.name());
     }
+}
+
+/// transformers PR 34191, 35438, trl 2175: a step cut into micro-batches divided each one's loss by its own count, so that
+/// tokens of short ones weighed more. All batches of a step have one divisor, and cutting a step does not change its rows.
+#[test]
+fn transformers_34191_a_step_has_one_count_of_predictions() {
+    let documents: Vec<Vec<u32>> = (0..300).map(|d| (0..2 + d * d % 57).collect()).collect();
+    let step = |rows: usize, batches: usize| {
+        let mut loader = loader(&documents, 64, rows, Packing::Documents);
+        loader.next_step(batches).unwrap()
+    };
+    let whole = step(8, 1);
+    for (rows, batches) in [(4, 2), (2, 4), (1, 8)] {
+        let parts = step(rows, batches);
+        assert_eq!(counted(&parts), whole[0].counted());
+        let counts: Vec<usize> = parts.iter().map(Batch::counted).collect();
+        assert!(
+            counts.iter().any(|&count| count != counts[0]),
+            "ragged, so that the mean of means is another: {counts:?}"
+        );
+        let mut joined = Batch::default();
+        parts.into_iter().for_each(|part| joined.append(part));
+        assert_eq!(joined, whole[0]);
+    }
+}
+
+/// nanoVLM PR 204, trl PR 3526, torchtune PR 875: documents packed into a row ran into each other. A target is never in another
+/// document, and what a document brings to a row does not depend on its neighbours.
+#[test]
+fn nanovlm_204_packed_documents_stay_apart() {
+    let document = |d: u32, changed: u32| (0..9).map(|t| 1000 * d + t + if d == 3 { changed } else { 0 }).collect();
+    let documents = |changed| (0..12).map(|d| document(d, changed)).collect::<Vec<Vec<u32>>>();
+    for packing in [Packing::Documents, Packing::Continuous] {
+        let draw = |changed| loader(&documents(changed), 30, 3, packing).next_batch().unwrap();
+        let (before, after) = (draw(0), draw(500));
+        assert_eq!(before.documents, after.documents);
+        let mut changed = 0;
+        for range in before.ranges() {
+            let is_changed = before.ids[range.start] / 1000 == 3;
+            changed += usize::from(is_changed);
+            let same = before.ids[range.clone()] == after.ids[range.clone()]
+                && before.targets[range.clone()] == after.targets[range.clone()];
+            assert_eq!(same, !is_changed, "only the changed document's part of the row changes");
+            if packing == Packing::Documents {
+                assert_eq!(before.targets[range.end - 1], IGNORED, "the last token of a document predicts nothing");
+            }
+        }
+        assert!(changed > 0);
+    }
+}
+
+/// Draws rows of these documents.
+fn loader(documents: &[Vec<u32>], sequence_length: usize, rows: usize, packing: Packing) -> Loader {
+    let vocab_size = 100_000;
+    let mut builder = DocumentsBuilder::new("documents", vocab_size);
+    let place = Place { path: "documents".into(), line: None };
+    for ids in documents {
+        builder.push(&Document { ids: ids.clone(), learned: None }, &place).unwrap();
+    }
+    let shares = vec![Share { documents: builder.finish().unwrap(), weight: 1.0 }];
+    let (overlong, order, seed) = (Overlong::Split, Order::Shuffled, 7);
+    Loader::new(shares, &LoaderOptions { sequence_length, rows, packing, overlong, order, seed, vocab_size }).unwrap()
 }

@@ -59,6 +59,9 @@ pub enum Error {
     /// An adapter, or its files.
     #[error(transparent)]
     Lora(#[from] crate::lora::LoraError),
+    /// The data can't be trained on.
+    #[error(transparent)]
+    Data(Box<crate::data::DataError>),
     /// A weight file could not be read or written.
     #[error(transparent)]
     Weights(#[from] ironloom_weights::Error),

@@ -4,13 +4,16 @@
 //! device, with any number of threads. So nothing here splits a sum by threads, and every state can be saved exactly.
 #![deny(missing_docs)]
 
+pub mod data;
 mod ema;
 mod error;
 mod gradient_norm;
+pub mod log;
 pub mod lora;
 pub mod optimizer;
 mod partial_file;
 mod pieces;
+pub mod plot;
 mod saved_tensor;
 mod schedule;
 mod spike_guard;

@@ -74,11 +74,7 @@ impl Documents {
             end
         });
         let ends = ends.collect();
-        Self {
-            name: name.into(),
-            store: self.store.clone(),
-            index: Index::Chosen(Arc::new(Chosen { ranges, ends })),
-        }
+        Self { name: name.into(), store: self.store.clone(), index: Index::Chosen(Arc::new(Chosen { ranges, ends })) }
     }
 
     /// What they are called in messages: the files they came from.

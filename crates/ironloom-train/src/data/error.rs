@@ -29,12 +29,6 @@ impl fmt::Display for Place {
 #[non_exhaustive]
 #[allow(missing_docs)] // each field is what its name and the message say
 pub enum DataError {
-    /// A file or a folder could not be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    /// A file could not be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write { path: PathBuf, source: std::io::Error },
     /// A source that names no files, or folders without files of its kind.
     #[error("{what} has no files of data: name files, or folders that hold files ending in {endings}")]
     NoFiles { what: String, endings: String },
@@ -81,6 +75,12 @@ pub enum DataError {
          {written:?}: what is learned would never be asked for. Give a template that writes answers as it starts them"
     )]
     AnswerStart { place: Place, message: usize, prompt: String, written: String },
+    /// A template that leaves an answer's text out, such as one that wants lists of parts.
+    #[error(
+        "{place}: the chat template leaves out the text of message {message}, an answer: it may want another form of \
+         content than plain text. Give a template for plain text"
+    )]
+    AnswerLeftOut { place: Place, message: usize },
     /// The template or the tokenizer refused a conversation or a text.
     #[error("{place}: {source}")]
     Text { place: Place, source: ironloom_lm::text::TextError },
@@ -140,4 +140,10 @@ pub enum DataError {
     /// The mapping of a file refused.
     #[error(transparent)]
     Core(#[from] ironloom_core::Error),
+}
+
+impl From<DataError> for crate::Error {
+    fn from(error: DataError) -> Self {
+        Self::Data(Box::new(error))
+    }
 }

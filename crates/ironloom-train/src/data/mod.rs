@@ -30,12 +30,12 @@ mod token_file;
 
 pub use batch::{Batch, IGNORED, counted};
 pub use chat::Answers;
-pub use cursor::{Cursor, SourceCursor};
+pub use cursor::{Cursor, SourceCursor, SourceState};
 pub use documents::{Document, Documents, DocumentsBuilder};
 pub use error::{DataError, Place};
 pub use loader::{Loader, LoaderOptions, Share};
 pub use one_pass::OnePass;
-pub use rows::{Overlong, Packing};
+pub use rows::{Order, Overlong, Packing};
 pub use source::{EndToken, Source, SourceFormat, Tokenization};
 pub use split::HeldOut;
 pub use token_file::{TokenFileWriter, tokenize};

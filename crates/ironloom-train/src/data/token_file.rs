@@ -36,7 +36,7 @@ use super::{
     documents::vocabulary_fingerprint,
     store::{Store, Tally, Width},
 };
-use crate::{Result, partial_file::PartialFile};
+use crate::{Error, Result, partial_file::PartialFile};
 
 const MAGIC: &[u8; 8] = b"IRONTOKS";
 const VERSION: u32 = 1;
@@ -93,7 +93,7 @@ impl TokenFileWriter {
             file.writer.write_all(&[0; HEAD])?;
             Ok(file)
         };
-        let file = begin().map_err(|source| DataError::Write { path: path.clone(), source })?;
+        let file = begin().map_err(|source| Error::Write { path: path.clone(), source })?;
         Ok(Self {
             path,
             file,
@@ -124,14 +124,14 @@ impl TokenFileWriter {
         self.bytes.clear();
         document.ids.iter().for_each(|&id| self.width.write(id, &mut self.bytes));
         let written = self.file.writer.write_all(&self.bytes);
-        Ok(written.map_err(|source| DataError::Write { path: self.path.clone(), source })?)
+        written.map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 
     /// Completes the file.
     ///
     /// # Errors
     /// It has no documents, or the disk is full.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if self.tally.tokens == 0 {
             return Err(DataError::NoDocuments { what: self.path.display().to_string() }.into());
         }
@@ -155,7 +155,7 @@ impl TokenFileWriter {
             file.writer.write_all(&head)?;
             file.finish()
         };
-        Ok(complete().map_err(|source| DataError::Write { path, source })?)
+        complete().map_err(|source| Error::Write { path, source })
     }
 }
 
@@ -178,9 +178,8 @@ pub(super) fn open(path: &Path) -> Result<Store> {
 fn open_ours(path: &Path, file: &Arc<MappedFile>) -> Result<Store> {
     let refuse = |reason: String| DataError::TokenFile { path: path.to_owned(), reason };
     let head = file.get(..HEAD).ok_or_else(|| refuse(format!("it has {} bytes, fewer than its head", file.len())))?;
-    let number = |range: Range<usize>| {
-        head[range].iter().rev().fold(0u64, |number, &byte| number << 8 | u64::from(byte))
-    };
+    let number =
+        |range: Range<usize>| head[range].iter().rev().fold(0u64, |number, &byte| number << 8 | u64::from(byte));
     let version = number(8..12);
     if version != u64::from(VERSION) {
         return Err(refuse(format!("its version is {version}, and {VERSION} is the one known")).into());
@@ -203,7 +202,10 @@ fn open_ours(path: &Path, file: &Arc<MappedFile>) -> Result<Store> {
     let (ids, ends, learned) = sections()
         .and_then(|(ids, ends, learned)| Some((part(ids)?, part(ends)?, part(learned)?)))
         .ok_or_else(|| {
-            refuse(format!("its head tells of {tokens} tokens in {documents} documents, and it has {} bytes", file.len()))
+            refuse(format!(
+                "its head tells of {tokens} tokens in {documents} documents, and it has {} bytes",
+                file.len()
+            ))
         })?;
     let store = Store {
         ids,
@@ -249,7 +251,7 @@ fn open_plain(path: &Path, file: &Arc<MappedFile>) -> Result<Store> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(DataError::NoDescription { path: path.to_owned(), description }.into());
         }
-        Err(source) => return Err(DataError::Read { path: description, source }.into()),
+        Err(source) => return Err(Error::Read { path: description, source }),
     };
     let Description { dtype, vocab_size, end_id } = serde_json::from_slice(&text)
         .map_err(|error| DataError::Json { place: Place::file(&description), reason: error.to_string() })?;
