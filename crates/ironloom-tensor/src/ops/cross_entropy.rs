@@ -17,7 +17,7 @@ use crate::{
     Context, CpuDevice, Error, Result, Tensor, Weight,
     error::{expect_count, expect_shape},
     gemm::{Matrix, Write, gemm},
-    lanes::{exp, maximum, per_level, sum},
+    lanes::{maximum, per_level, softmax_exp, sum},
 };
 
 /// What counts in a loss, and how much.
@@ -296,7 +296,7 @@ per_level! {
 per_level! {
     /// Logits become exponentials of what they are less than `largest`; their sum.
     fn exponentials(logits: &mut [f32], largest: f32) -> f32 {
-        logits.iter_mut().for_each(|logit| *logit = exp(*logit - largest));
+        logits.iter_mut().for_each(|logit| *logit = softmax_exp(*logit - largest));
         sum(logits)
     }
 }

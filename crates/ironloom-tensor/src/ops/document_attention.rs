@@ -22,7 +22,7 @@ use crate::{
     Context, CpuDevice, Error, Result, Tensor,
     error::{expect_count, expect_shape},
     gemm::{Matrix, Write, gemm_serial},
-    lanes::{LANES, dot, exp, maximum, per_level, sum},
+    lanes::{LANES, dot, exp, maximum, per_level, softmax_exp, sum},
 };
 
 /// Which keys of its document a query sees.
@@ -172,8 +172,10 @@ impl Plan {
             let slices = (SLICES / kv_heads).clamp(1, most.max(1));
             let document =
                 Document { mask, queries: first[0]..end[0], keys: first[1]..end[1], panels, slices, partials };
-            let strides = (0..span.keys.div_ceil(KEYS)).map(|tile| document.stride(tile)).sum::<usize>();
-            panels += strides * kv_heads * width;
+            if document.has_panels() {
+                let strides = (0..span.keys.div_ceil(KEYS)).map(|tile| document.stride(tile)).sum::<usize>();
+                panels += strides * kv_heads * width;
+            }
             partials += slices * span.keys * kv_heads * width;
             documents.push(document);
             first = end;
@@ -209,8 +211,17 @@ impl Plan {
         Matrix::new(&x[self.key(row, kv_head)..], [rows, self.width], self.options.kv_heads * self.width)
     }
 
-    /// The columns `keys` (of the document, all of one tile) of a transposed panel: `[head width, keys]`.
-    fn panel<'a>(&self, panels: &'a [f32], document: &Document, kv_head: usize, keys: &Range<usize>) -> Matrix<'a> {
+    /// The rows `keys` (of the document, all of one tile) of `x`, of which `panels` were made, turned: `[head width, keys]`.
+    fn turned<'a>(
+        &self,
+        [x, panels]: [&'a [f32]; 2],
+        document: &Document,
+        kv_head: usize,
+        keys: &Range<usize>,
+    ) -> Matrix<'a> {
+        if !document.has_panels() {
+            return self.key_rows(x, document.keys.start + keys.start, keys.len(), kv_head).transposed();
+        }
         let tile = keys.start / KEYS;
         let stride = document.stride(tile);
         let start = self.panel_start(document, tile, kv_head) + keys.start % KEYS;
@@ -239,6 +250,9 @@ impl Plan {
         let (shared, tiles) = (Disjoint::new(&mut panels), self.tiles());
         cpu.threads.run(tiles.len(), |i| {
             let (document, tile) = tiles[i];
+            if !document.has_panels() {
+                return;
+            }
             let (stride, rows) = (document.stride(tile), document.tile(tile));
             for kv_head in 0..self.options.kv_heads {
                 let start = self.panel_start(document, tile, kv_head);
@@ -273,7 +287,7 @@ impl Plan {
         let places = [Disjoint::new(&mut out), Disjoint::new(&mut log_sum_exp)];
         cpu.threads.run(tasks.len(), |i| {
             let (document, block, kv_head) = &tasks[i];
-            self.attend(cpu, [q, &keys, v], document, block, *kv_head, &places);
+            self.attend(cpu, [q, k, &keys, v], document, block, *kv_head, &places);
         });
         (out, log_sum_exp)
     }
@@ -282,7 +296,7 @@ impl Plan {
     fn attend(
         &self,
         cpu: &CpuDevice,
-        [q, keys, v]: [&[f32]; 3],
+        [q, k, key_panels, v]: [&[f32]; 4],
         document: &Document,
         block: &Range<usize>,
         kv_head: usize,
@@ -296,7 +310,8 @@ impl Plan {
             let mut running = vec![Running { largest: f32::NEG_INFINITY, total: 0.0 }; rows];
             sums.fill(0.0);
             for tile in document.tiles_in_view(block) {
-                gemm_serial(&mut scores, stride, queries, self.panel(keys, document, kv_head, &tile), Write::Set);
+                let keys = self.turned([k, key_panels], document, kv_head, &tile);
+                gemm_serial(&mut scores, stride, queries, keys, Write::Set);
                 let seen = document.seen(block, &tile);
                 soften(cpu.level, &mut scores, stride, tile.len(), &seen, self.options.scale, &mut running, &mut sums);
                 let probabilities = Matrix::new(&scores, [rows, tile.len()], stride);
@@ -346,7 +361,7 @@ impl Plan {
         (document, slice, kv_head): (&Document, usize, usize),
         [to_queries, to_keys, to_values]: &[Option<Disjoint<'_>>; 3],
     ) {
-        let [q, k, _] = kept.inputs;
+        let [q, k, v] = kept.inputs;
         let (width, stride, scale) = (self.width, document.widest(), self.options.scale);
         let start = self.partial(document, kv_head, slice);
         let length = document.keys.len() * width;
@@ -370,8 +385,8 @@ impl Plan {
                 for (number, tile) in document.tiles_in_view(&block).enumerate() {
                     let (columns, seen) = (tile.len(), document.seen(&block, &tile));
                     let places = tile.start * width..tile.end * width;
-                    let panel = self.panel(key_panels, document, kv_head, &tile);
-                    gemm_serial(&mut scores, stride, queries, panel, Write::Set);
+                    let keys = self.turned([k, key_panels], document, kv_head, &tile);
+                    gemm_serial(&mut scores, stride, queries, keys, Write::Set);
                     probabilities(cpu.level, &mut scores, stride, columns, &seen, scale, &terms);
                     let weights = Matrix::new(&scores, [rows, columns], stride);
                     if let Some(to_values) = &mut to_values {
@@ -381,8 +396,8 @@ impl Plan {
                     if to_queries.is_none() && to_keys.is_none() {
                         continue;
                     }
-                    let panel = self.panel(value_panels, document, kv_head, &tile);
-                    gemm_serial(&mut slopes, stride, gradient, panel, Write::Set);
+                    let values = self.turned([v, value_panels], document, kv_head, &tile);
+                    gemm_serial(&mut slopes, stride, gradient, values, Write::Set);
                     slope(cpu.level, &mut slopes, &scores, stride, columns, &seen, scale, &terms);
                     let slopes = Matrix::new(&slopes, [rows, columns], stride);
                     if let Some(to_keys) = &mut to_keys {
@@ -427,6 +442,11 @@ impl Plan {
 }
 
 impl Document {
+    /// Whether its keys and values are transposed into panels: where more than one block reads them.
+    fn has_panels(&self) -> bool {
+        self.queries.len() > QUERIES
+    }
+
     /// Blocks of queries, counted from the document's first.
     fn blocks(&self) -> impl DoubleEndedIterator<Item = Range<usize>> {
         let queries = self.queries.len();
@@ -521,7 +541,7 @@ per_level! {
             row.iter_mut().for_each(|score| *score *= scale);
             let here = maximum(row);
             let largest = if here > running.largest { here } else { running.largest };
-            row.iter_mut().for_each(|score| *score = exp(*score - largest));
+            row.iter_mut().for_each(|score| *score = softmax_exp(*score - largest));
             let factor = exp(running.largest - largest);
             *running = Running { largest, total: running.total.mul_add(factor, sum(row)) };
             if factor != 1.0 {
@@ -538,7 +558,7 @@ per_level! {
             let row = &mut scores[i * stride..][..columns];
             row[..seen.start].fill(0.0);
             row[seen.end..].fill(0.0);
-            row[seen.clone()].iter_mut().for_each(|score| *score = exp(*score * scale - terms.log_sum_exp));
+            row[seen.clone()].iter_mut().for_each(|score| *score = softmax_exp(*score * scale - terms.log_sum_exp));
         }
     }
 }
