@@ -22,7 +22,7 @@ const BOUND: f64 = 2e-5;
 const FACTOR: f64 = 3.0;
 
 /// One case of an operation.
-pub struct Case<'a> {
+pub(crate) struct Case<'a> {
     checkpoint: &'a Checkpoint,
     name: &'a str,
     options: &'a Value,
@@ -36,57 +36,57 @@ impl Case<'_> {
     }
 
     /// The numbers of a tensor.
-    pub fn floats(&self, name: &str) -> Vec<f32> {
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
         self.stored(name, DType::F32).1.into_iter().map(f32::from_le_bytes).collect()
     }
 
     /// A tensor that no gradient is asked of.
-    pub fn tensor(&self, name: &str) -> Tensor {
+    pub(crate) fn tensor(&self, name: &str) -> Tensor {
         Tensor::from_f32(self.floats(name), self.stored(name, DType::F32).0).unwrap()
     }
 
     /// Whole numbers: ids, chosen experts, marks.
-    pub fn ids(&self, name: &str) -> Vec<u32> {
+    pub(crate) fn ids(&self, name: &str) -> Vec<u32> {
         self.stored(name, DType::I32).1.into_iter().map(u32::from_le_bytes).collect()
     }
 
     /// Targets, of which some are negative.
-    pub fn targets(&self, name: &str) -> Vec<i64> {
+    pub(crate) fn targets(&self, name: &str) -> Vec<i64> {
         self.stored(name, DType::I32).1.into_iter().map(|bytes| i64::from(i32::from_le_bytes(bytes))).collect()
     }
 
     /// Whether the case has this input.
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.checkpoint.contains(&format!("{}.{name}", self.name))
     }
 
     /// A number among the options.
-    pub fn number(&self, option: &str) -> f32 {
+    pub(crate) fn number(&self, option: &str) -> f32 {
         self.options[option].as_f64().unwrap() as f32
     }
 
     /// A count among the options.
-    pub fn count(&self, option: &str) -> usize {
+    pub(crate) fn count(&self, option: &str) -> usize {
         self.options[option].as_u64().unwrap() as usize
     }
 
     /// A count that is not always there.
-    pub fn optional_count(&self, option: &str) -> Option<usize> {
+    pub(crate) fn optional_count(&self, option: &str) -> Option<usize> {
         self.options[option].as_u64().map(|count| count as usize)
     }
 
     /// Counts among the options.
-    pub fn counts(&self, option: &str) -> Vec<usize> {
+    pub(crate) fn counts(&self, option: &str) -> Vec<usize> {
         self.options[option].as_array().unwrap().iter().map(|count| count.as_u64().unwrap() as usize).collect()
     }
 
     /// A yes or no among the options.
-    pub fn flag(&self, option: &str) -> bool {
+    pub(crate) fn flag(&self, option: &str) -> bool {
         self.options[option].as_bool().unwrap()
     }
 
     /// A word among the options.
-    pub fn word(&self, option: &str) -> &str {
+    pub(crate) fn word(&self, option: &str) -> &str {
         self.options[option].as_str().unwrap()
     }
 
@@ -106,13 +106,13 @@ impl Case<'_> {
 struct Leaves(RefCell<BTreeMap<String, Vec<Tensor>>>);
 
 /// One run of a case's operation under a tape.
-pub struct Pass<'a> {
+pub(crate) struct Pass<'a> {
     /// What is run.
-    pub case: &'a Case<'a>,
+    pub(crate) case: &'a Case<'a>,
     /// Where, and under which tape.
-    pub cx: Context<'a>,
+    pub(crate) cx: Context<'a>,
     /// The tape of `cx`.
-    pub tape: &'a Tape,
+    pub(crate) tape: &'a Tape,
     leaves: &'a Leaves,
 }
 
@@ -124,17 +124,17 @@ impl Pass<'_> {
     }
 
     /// An input whose gradient is asked for.
-    pub fn leaf(&self, name: &str) -> Tensor {
+    pub(crate) fn leaf(&self, name: &str) -> Tensor {
         self.parts(name, || vec![self.case.tensor(name)]).remove(0)
     }
 
     /// The same as a trainable weight.
-    pub fn weight(&self, name: &str) -> Weight {
+    pub(crate) fn weight(&self, name: &str) -> Weight {
         Weight::dense(self.leaf(name)).unwrap()
     }
 
     /// An input `[count, rows, cols]` as `count` trainable weights.
-    pub fn weights(&self, name: &str) -> Vec<Weight> {
+    pub(crate) fn weights(&self, name: &str) -> Vec<Weight> {
         let parts = self.parts(name, || {
             let (shape, values) = (*self.case.tensor(name).shape(), self.case.floats(name));
             let [_, rows, cols] = shape.dims().try_into().unwrap();
@@ -147,22 +147,22 @@ impl Pass<'_> {
     }
 
     /// The operation made `out`, which is the file's `out`.
-    pub fn made(&self, out: Tensor) -> Made {
+    pub(crate) fn made(&self, out: Tensor) -> Made {
         let found = out.as_f32().unwrap().to_vec();
         Made { out, gradient: self.case.tensor("out_gradient"), found, expected: self.case.floats("out") }
     }
 }
 
 /// What a pass made.
-pub struct Made {
+pub(crate) struct Made {
     /// Where the backward pass starts.
-    pub out: Tensor,
+    pub(crate) out: Tensor,
     /// The gradient of `out`.
-    pub gradient: Tensor,
+    pub(crate) gradient: Tensor,
     /// Values of the forward pass.
-    pub found: Vec<f32>,
+    pub(crate) found: Vec<f32>,
     /// What they should be.
-    pub expected: Vec<f32>,
+    pub(crate) expected: Vec<f32>,
 }
 
 /// Numbers by the names of the inputs they belong to.
@@ -187,7 +187,7 @@ fn bits(found: &Found) -> Vec<u32> {
 /// Runs every case of `operation` as `call` says and holds the output and all gradients to the file; `frozen` inputs are not
 /// asked for one. Besides: the bits are the same on one and three threads, a second pass adds its gradients to the first's, and
 /// after `begin_step` a pass gives the bits of the first.
-pub fn check(operation: &str, frozen: &[&str], call: impl Fn(&Pass<'_>) -> Made) {
+pub(crate) fn check(operation: &str, frozen: &[&str], call: impl Fn(&Pass<'_>) -> Made) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/training/operations");
     let checkpoint = ironloom_weights::open(folder.join(format!("{operation}.safetensors"))).unwrap();
     let cases: Value = serde_json::from_str(checkpoint.metadata().required_string("cases").unwrap()).unwrap();
@@ -196,7 +196,7 @@ pub fn check(operation: &str, frozen: &[&str], call: impl Fn(&Pass<'_>) -> Made)
         let label = format!("{operation} {name}");
         let per_thread_count = [1, 3].map(|threads| {
             let (device, leaves, mut gradients) = (Device::cpu(threads), Leaves::default(), Gradients::new());
-            let mut pass = |gradients: &mut Gradients| {
+            let pass = |gradients: &mut Gradients| {
                 let tape = Tape::new();
                 let cx = Context::training(&device, &tape);
                 let made = call(&Pass { case: &case, cx, tape: &tape, leaves: &leaves });
