@@ -8,7 +8,7 @@
 //!   → Batch        ids, targets, and the lengths of the documents in it
 //! ```
 //!
-//! Nothing is shuffled in memory: an epoch's order is a [permutation](permutation) of numbers that is computed number by number,
+//! Nothing is shuffled in memory: an epoch's order is a permutation that is computed number by number,
 //! so a token file larger than memory is shuffled as well as a small one, and where a run stands is a few numbers, the [`Cursor`].
 
 mod batch;
