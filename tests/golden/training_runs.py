@@ -31,7 +31,10 @@ SMALL = {"vocab_size": 96, "hidden_size": 32, "bos_token_id": 1, "eos_token_id":
 MODELS = {
     "llama": llama(),
     "llama-tied": llama(tie_word_embeddings=True),
-    "gemma3": changed(GEMMA3_PATTERN, {**SMALL, "eos_token_id": 1, "bos_token_id": 2, "num_hidden_layers": 2}),
+    # With a padding id, torch's embedding would hand that id no gradient, also where it is a token of the text.
+    "gemma3": changed(
+        GEMMA3_PATTERN, {**SMALL, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": None, "num_hidden_layers": 2}
+    ),
     "qwen2_moe": changed(QWEN2_MOE, {**SMALL, "num_experts": 5}),
     "qwen3_moe": changed(QWEN3_MOE, {**SMALL, "num_experts": 5}),
     "qwen3_moe-not-normalized": changed(QWEN3_MOE, {**SMALL, "norm_topk_prob": False, "num_experts": 5}),

@@ -207,28 +207,13 @@ impl Model {
 
     /// Whether every matrix is dense, so that all of the model can be learnt and written.
     pub fn is_dense(&self) -> bool {
-        let mut dense = self.embedding.weight.as_dense().is_some() && self.head.weight.as_dense().is_some();
-        for block in &self.blocks {
-            let _ = block.clone().for_each(&mut |_, piece| {
-                if let Piece::Linear(linear) = piece {
-                    dense &= linear.weight.as_dense().is_some();
-                }
-                Ok(())
-            });
-        }
-        dense
+        let ends = [&self.embedding.weight, &self.head.weight].iter().all(|weight| weight.as_dense().is_some());
+        ends && self.linears().iter().all(|(_, linear)| linear.weight.as_dense().is_some())
     }
 
     /// Whether a layer has an adapter.
     pub fn has_adapters(&self) -> bool {
-        let mut found = false;
-        for block in &self.blocks {
-            let _ = block.clone().for_each(&mut |_, piece| {
-                found |= matches!(piece, Piece::Linear(linear) if linear.adapter.is_some());
-                Ok(())
-            });
-        }
-        found
+        self.linears().iter().any(|(_, linear)| linear.adapter.is_some())
     }
 
     /// Adds every adapter to its weight, `W + scale B A`, and holds all matrices dense. What a packed weight lost stays lost: the sum
@@ -257,6 +242,21 @@ impl Model {
             })?;
         }
         Ok(())
+    }
+
+    /// Every linear layer of the blocks with its name. Weights are shared with the model.
+    pub fn linears(&self) -> Vec<(String, Linear)> {
+        let (naming, mut found) = (self.naming(), Vec::new());
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let walked = block.clone().for_each(&mut |part, piece| {
+                if let Piece::Linear(linear) = piece {
+                    found.push((naming.name(part, layer), linear.clone()));
+                }
+                Ok(())
+            });
+            debug_assert!(walked.is_ok(), "collecting cannot fail");
+        }
+        found
     }
 
     /// Names of a folder of Hugging Face's. InternLM2's fused matrix is held in three, as Llama's is.

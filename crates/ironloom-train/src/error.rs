@@ -56,16 +56,38 @@ pub enum Error {
     /// A file could not be written.
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    /// An adapter, or its files.
-    #[error(transparent)]
-    Lora(#[from] crate::lora::LoraError),
     /// The data can't be trained on.
     #[error(transparent)]
     Data(Box<crate::data::DataError>),
+    /// An adapter, or its files.
+    #[error(transparent)]
+    Lora(#[from] crate::lora::LoraError),
     /// A weight file could not be read or written.
     #[error(transparent)]
     Weights(#[from] ironloom_weights::Error),
     /// The model refused.
     #[error(transparent)]
     Model(#[from] ironloom_lm::Error),
+    /// A model without trainable tensors.
+    #[error("nothing in the model is trainable: load it with dense weights, or attach adapters")]
+    NothingToTrain,
+    /// A step without a prediction to learn from.
+    #[error(
+        "none of the step's predictions counts: its answers may all be longer than the sequence, or the data be prompts only"
+    )]
+    NothingCounts,
+    /// A run would begin where another one was.
+    #[error("there is a run already, at {}: go on with it, or choose another folder", checkpoint.display())]
+    FolderInUse { checkpoint: PathBuf },
+    /// A run would go on where none was.
+    #[error("{} has no checkpoint to go on from", folder.display())]
+    NoCheckpoint { folder: PathBuf },
+    /// Losses stay refused, whichever data come.
+    #[error(
+        "the loss of step {step} was refused again after the run went back to its last checkpoint {rollbacks} times: lower          the learning rate, lengthen the warm-up, or look at the data, and resume"
+    )]
+    NoProgress { step: u64, rollbacks: u32 },
+    /// A tensor operation refused.
+    #[error(transparent)]
+    Tensor(#[from] ironloom_tensor::Error),
 }

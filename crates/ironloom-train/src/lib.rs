@@ -4,6 +4,7 @@
 //! device, with any number of threads. So nothing here splits a sum by threads, and every state can be saved exactly.
 #![deny(missing_docs)]
 
+mod checkpoint;
 pub mod data;
 mod ema;
 mod error;
@@ -13,14 +14,21 @@ pub mod lora;
 pub mod optimizer;
 mod partial_file;
 mod pieces;
+mod plan;
 pub mod plot;
+pub mod run;
 mod saved_tensor;
 mod schedule;
 mod spike_guard;
+mod trainer;
 
+pub use checkpoint::{Checkpoints, RunState, read_state, resume, resume_adapters, roll_back};
 pub use ema::WeightAverage;
 pub use error::{Error, Result};
 pub use gradient_norm::{GradientNorm, clip_factor};
+pub use plan::training_memory;
+pub use run::Run;
 pub use saved_tensor::{SavedTensor, SavedValues};
 pub use schedule::{Decay, Schedule};
 pub use spike_guard::{SpikeGuard, SpikeGuardOptions, SpikeGuardState, Verdict};
+pub use trainer::{StepReport, Trainer, TrainerOptions, TrainerState};

@@ -48,6 +48,14 @@ pub enum LoraError {
     /// The file has no adapter at all.
     #[error("{} holds no tensors", path.display())]
     Empty { path: PathBuf },
+    /// An adapter of another model: a layer that isn't there.
+    #[error("the model has no layer {layer:?}: the adapter belongs to another model")]
+    NoSuchLayer { layer: String },
+    /// An adapter of another model: a layer of another shape.
+    #[error(
+        "the adapter's {layer:?} is for a layer of shape {expected:?}, and the model's is {found:?}: it belongs to another model"
+    )]
+    LayerShape { layer: String, expected: [usize; 2], found: [usize; 2] },
     /// A matrix to write has another length than its layer says.
     #[error("{matrix} of {layer:?} has {found} values to write, and {expected} are needed")]
     Length { layer: String, matrix: &'static str, expected: usize, found: usize },

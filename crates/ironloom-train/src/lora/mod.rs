@@ -10,6 +10,7 @@
 //! The layers themselves belong to a model: [`LoraOptions::select`] names those that get an adapter, [`LoraMatrices`] holds the numbers
 //! of one, and [`LoraAdapter`] is all of them with their options, read and written in [PEFT's layout](peft).
 
+mod attach;
 mod error;
 pub mod peft;
 mod targets;

@@ -1,0 +1,219 @@
+//! Checkpoints: folders from which a run goes on as if it had never ended, and from which the model runs.
+//!
+//! ```text
+//! checkpoints/step-00000200/
+//!   config.json  model.safetensors  tokenizer.json …    the model, as `ironloom run` and transformers load it
+//!   (adapter_config.json  adapter_model.safetensors     instead, where adapters are trained, as peft loads them)
+//!   training.safetensors                                moments (`optimizer.…`), the weights' average (`average.…`)
+//!   training.json                                       step, guard, place in the data, and the options it all belongs to
+//! ```
+//!
+//! A checkpoint is written under another name and renamed when all of it is on disk. So whenever a process ends, each folder of
+//! this form is whole; what an end left half is removed by the next writer.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use ironloom_core::{DType, Shape};
+use ironloom_lm::{
+    LoadOptions, Model,
+    export::{TextFiles, write_trained},
+};
+use ironloom_quant::WeightFormat;
+use ironloom_tensor::Device;
+use ironloom_weights::{Metadata, NewTensor, TensorInfo};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Result, SavedTensor, Trainer, TrainerOptions, TrainerState, data::Cursor, lora::peft,
+    partial_file::replace_file,
+};
+
+const TENSORS: &str = "training.safetensors";
+const STATE: &str = "training.json";
+const PREFIX: &str = "step-";
+const UNFINISHED: &str = ".unfinished";
+
+/// What a checkpoint remembers beside tensors.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunState {
+    /// Where the trainer stands.
+    pub trainer: TrainerState,
+    /// Where the data stand.
+    pub cursor: Cursor,
+    /// What the steps were taken with.
+    pub options: TrainerOptions,
+}
+
+/// The checkpoints of a run.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    folder: PathBuf,
+    /// How many are kept; the oldest go.
+    keep: usize,
+}
+
+impl Checkpoints {
+    /// Those in `folder`, which is made when the first is written; the newest `keep` (1 at least) stay.
+    pub fn new(folder: impl Into<PathBuf>, keep: usize) -> Self {
+        Self { folder: folder.into(), keep: keep.max(1) }
+    }
+
+    /// Whole checkpoints with their steps, oldest first.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|source| Error::Read { path: self.folder.clone(), source })?,
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|source| Error::Read { path: self.folder.clone(), source })?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if let Some(step) = name.strip_prefix(PREFIX).and_then(|step| step.parse().ok()) {
+                found.push((step, path));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// The newest whole checkpoint.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::list`].
+    pub fn latest(&self) -> Result<Option<PathBuf>> {
+        Ok(self.list()?.pop().map(|(_, path)| path))
+    }
+
+    /// Writes a checkpoint of where everything stands, then removes the oldest. Gives its folder.
+    ///
+    /// # Errors
+    /// The disk is full or can't be written, or the model can't be written (see [`write_trained`]). Earlier checkpoints are then as they
+    /// were.
+    pub fn write(&self, trainer: &Trainer, cursor: &Cursor, text: &TextFiles) -> Result<PathBuf> {
+        let state = RunState { trainer: trainer.state(), cursor: cursor.clone(), options: trainer.options().clone() };
+        let name = format!("{PREFIX}{:08}", state.trainer.step);
+        let (target, unfinished) = (self.folder.join(&name), self.folder.join(format!("{name}{UNFINISHED}")));
+        let error = |path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::Write { path, source }
+        };
+        fs::create_dir_all(&self.folder).map_err(error(&self.folder))?;
+        self.remove_unfinished()?;
+        match trainer.adapter()? {
+            Some(adapter) => peft::save(&unfinished, &adapter)?,
+            None => write_trained(trainer.model(), &unfinished, text)?,
+        }
+        let tensors = trainer.saved_tensors().into_iter().map(new_tensor).collect();
+        ironloom_weights::safetensors::write(unfinished.join(TENSORS), &Metadata::new(), tensors, &mut |_| {})?;
+        let json = serde_json::to_vec_pretty(&state).map_err(|source| error(&unfinished)(source.into()))?;
+        replace_file(&unfinished.join(STATE), &json).map_err(error(&unfinished))?;
+        sync_folder(&unfinished).map_err(error(&unfinished))?;
+        if target.exists() {
+            // A step that is done again after a rollback: its checkpoint is this one.
+            fs::remove_dir_all(&target).map_err(error(&target))?;
+        }
+        fs::rename(&unfinished, &target).map_err(error(&target))?;
+        let _ = File::open(&self.folder).and_then(|folder| folder.sync_all());
+        let mut all = self.list()?;
+        while all.len() > self.keep {
+            let (_, oldest) = all.remove(0);
+            fs::remove_dir_all(&oldest).map_err(error(&oldest))?;
+        }
+        Ok(target)
+    }
+
+    /// What an end of the process left half.
+    fn remove_unfinished(&self) -> Result<()> {
+        let entries = fs::read_dir(&self.folder).map_err(|source| Error::Read { path: self.folder.clone(), source })?;
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().ends_with(UNFINISHED) {
+                fs::remove_dir_all(entry.path()).map_err(|source| Error::Write { path: entry.path(), source })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads a checkpoint's state, so that the options can be compared before the model is loaded.
+///
+/// # Errors
+/// The file isn't there or isn't what [`Checkpoints::write`] wrote.
+pub fn read_state(checkpoint: &Path) -> Result<RunState> {
+    let path = checkpoint.join(STATE);
+    let bytes = fs::read(&path).map_err(|source| Error::Read { path: path.clone(), source })?;
+    serde_json::from_slice(&bytes).map_err(|source| Error::Read { path, source: source.into() })
+}
+
+/// A trainer that goes on from a checkpoint, and where the data stood. `steps` and the schedule may differ from what the checkpoint was
+/// made with: a run can be prolonged.
+///
+/// # Errors
+/// A file is missing or damaged, or `options` have another optimizer.
+pub fn resume(checkpoint: &Path, device: &Device, options: TrainerOptions) -> Result<(Trainer, Cursor)> {
+    let stored = ironloom_weights::open(checkpoint)?;
+    let load = LoadOptions { format: WeightFormat::F32, ..LoadOptions::default() };
+    let mut model = Model::load(&stored, device, &load)?;
+    model.make_trainable()?;
+    restored(Trainer::new(model, options)?, checkpoint)
+}
+
+/// As [`resume`], where adapters of `base` are trained.
+///
+/// # Errors
+/// As [`resume`], or the adapters are another model's.
+pub fn resume_adapters(checkpoint: &Path, base: Model, options: TrainerOptions) -> Result<(Trainer, Cursor)> {
+    restored(Trainer::with_adapters(base, &peft::load(checkpoint)?, options)?, checkpoint)
+}
+
+/// The trainer gone back to a checkpoint of its own run.
+///
+/// # Errors
+/// As [`resume`].
+pub fn roll_back(trainer: Trainer, checkpoint: &Path) -> Result<Trainer> {
+    let (options, has_adapters) = (trainer.options().clone(), trainer.adapter()?.is_some());
+    let device = trainer.model().device().clone();
+    let (trainer, _) = match has_adapters {
+        true => resume_adapters(checkpoint, trainer.into_model(), options)?,
+        false => {
+            // Two of them may be more than fits in memory.
+            drop(trainer);
+            resume(checkpoint, &device, options)?
+        }
+    };
+    Ok(trainer)
+}
+
+fn restored(mut trainer: Trainer, checkpoint: &Path) -> Result<(Trainer, Cursor)> {
+    let state = read_state(checkpoint)?;
+    let tensors = ironloom_weights::open(checkpoint.join(TENSORS))?;
+    let names: Vec<String> = tensors.tensors().map(|info| info.name.clone()).collect();
+    let mut saved = Vec::with_capacity(names.len());
+    for name in names {
+        let data = tensors.tensor(&name)?;
+        saved.push(SavedTensor::from_bytes(name, data.dtype, &data.bytes)?);
+    }
+    trainer.restore(&state.trainer, saved)?;
+    Ok((trainer, state.cursor))
+}
+
+fn new_tensor(tensor: SavedTensor<'_>) -> NewTensor<'_> {
+    let info = TensorInfo { name: tensor.name.clone(), dtype: tensor.dtype(), shape: Shape::from([tensor.len()]) };
+    debug_assert!(matches!(info.dtype, DType::F32 | DType::U8));
+    NewTensor::made(info, move || Ok(tensor.bytes().to_vec()))
+}
+
+/// Makes sure that every file of a folder is on disk.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    File::open(folder)?.sync_all()
+}
