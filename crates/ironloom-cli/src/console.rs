@@ -72,6 +72,7 @@ pub(crate) enum Unit {
     Bytes,
     Tokens,
     Tests,
+    Steps,
 }
 
 /// A bar that appears when its work takes long, and goes when it is dropped.
@@ -94,6 +95,26 @@ impl Progress {
         }
     }
 
+    /// Says something beside the bar.
+    pub(crate) fn say(&self, text: &str) {
+        if let Some(bar) = &*self.bar.borrow() {
+            bar.set_message(text.to_owned());
+        }
+    }
+
+    /// Lets other lines be printed without the bar in their way.
+    pub(crate) fn aside(&self, print: impl FnOnce()) {
+        match &*self.bar.borrow() {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Whether there is someone to show a bar to.
+    pub(crate) fn is_shown(&self) -> bool {
+        self.shown
+    }
+
     fn clear(&self) {
         if let Some(bar) = self.bar.borrow_mut().take() {
             bar.finish_and_clear();
@@ -106,6 +127,7 @@ impl Progress {
             Unit::Bytes => "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes} {eta}",
             Unit::Tokens => "{msg} [{bar:30}] {pos}/{len} tokens {eta}",
             Unit::Tests => "{msg} [{bar:30}] {pos}/{len}",
+            Unit::Steps => "[{bar:20}] {pos}/{len} {msg}",
         };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("=> "));

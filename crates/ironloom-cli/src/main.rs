@@ -1,4 +1,4 @@
-//! `ironloom`: runs, chats with, inspects, quantizes and measures language models.
+//! `ironloom`: runs, chats with, inspects, quantizes, measures and trains language models.
 //!
 //! Arguments come in, a command's module does the work, and an exit code goes out: 0 done, 1 failed, 2 wrong usage, 130
 //! interrupted. What a command makes goes to stdout (text, or one JSON object with `--json`); everything about the work
@@ -21,6 +21,7 @@ mod quantize;
 mod run;
 mod sampling;
 mod tokenize;
+mod train;
 
 use std::process::ExitCode;
 
@@ -35,11 +36,12 @@ Examples:
   ironloom inspect model.gguf --tensors
   ironloom quantize Qwen2.5-0.5B-Instruct/ qwen-q4_k.gguf --type q4_k
   ironloom bench model.gguf -p 512 -n 128
+  ironloom train examples/quick-start.toml
 
 A model is a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.";
 
-/// Runs, chats with, inspects, quantizes and measures language models, without Python
+/// Runs, chats with, inspects, quantizes, measures and trains language models, without Python
 #[derive(Parser)]
 #[command(name = "ironloom", version, after_help = EXAMPLES)]
 struct Program {
@@ -58,6 +60,7 @@ enum Command {
     Quantize(quantize::Arguments),
     Tokenize(tokenize::Arguments),
     Bench(bench::Arguments),
+    Train(train::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::Quantize(arguments) => quantize::run(arguments, &console),
         Command::Tokenize(arguments) => tokenize::run(arguments, &console),
         Command::Bench(arguments) => bench::run(arguments, &console),
+        Command::Train(arguments) => train::run(arguments, &console),
     };
     match ended {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -80,11 +80,12 @@ pub enum Error {
     #[error("there is a run already, at {}: go on with it, or choose another folder", checkpoint.display())]
     FolderInUse { checkpoint: PathBuf },
     /// A run would go on where none was.
-    #[error("{} has no checkpoint to go on from", folder.display())]
-    NoCheckpoint { folder: PathBuf },
+    #[error("the last checkpoint in {} isn't one of step {step}: there is nothing to go on from", folder.display())]
+    NoCheckpoint { folder: PathBuf, step: u64 },
     /// Losses stay refused, whichever data come.
     #[error(
-        "the loss of step {step} was refused again after the run went back to its last checkpoint {rollbacks} times: lower          the learning rate, lengthen the warm-up, or look at the data, and resume"
+        "the loss of step {step} was refused again after the run went back to its last checkpoint {rollbacks} times: \
+         lower the learning rate, lengthen the warm-up, or look at the data, and resume"
     )]
     NoProgress { step: u64, rollbacks: u32 },
     /// A tensor operation refused.

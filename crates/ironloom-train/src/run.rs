@@ -5,7 +5,7 @@
 //!   log.jsonl      a line a step, and one a measurement on held-out data
 //!   loss.svg       the same as a picture, refreshed as the run goes on
 //!   checkpoints/   see Checkpoints; one of the beginning too, so that there always is one
-//!   model/         when the last step is done: the model, its averaged weights where they were asked for
+//!   model/         when the last step is done: the model or its adapters, averaged where that was asked for
 //! ```
 //!
 //! A step's line is in the log before its checkpoint is written, and a run that goes on drops the lines of the steps that it does
@@ -24,18 +24,18 @@ use std::{
 };
 
 use ironloom_lm::export::{TextFiles, write_trained};
-use ironloom_tensor::Device;
 use serde::Serialize;
 
 use crate::{
-    Checkpoints, Error, Result, StepReport, Trainer, TrainerOptions,
-    data::{Batch, Loader},
+    Checkpoints, Error, Result, StepReport, Trainer,
+    data::{Batch, Cursor, Loader},
     log::TrainingLog,
+    lora::peft,
     plot::LossPlot,
-    resume,
+    roll_back,
 };
 
-/// How a run goes, beside [`TrainerOptions`], which say how many steps it has.
+/// How a run goes, beside [`TrainerOptions`](crate::TrainerOptions), which say how many steps it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     /// Batches whose gradients a step sums: 1 or more.
@@ -145,26 +145,27 @@ impl Run {
         Ok(Self { trainer, loader, held_out: Vec::new(), records })
     }
 
-    /// A run that goes on from the last checkpoint in `folder`. `loader` must be of the same data and options as the first one's.
+    /// A run that goes on in `folder` from its last checkpoint, of which [`resume`](crate::resume) or
+    /// [`resume_adapters`](crate::resume_adapters) made the trainer and the cursor. `loader` must be of the same data and options as the
+    /// first one's.
     ///
     /// # Errors
-    /// There is no checkpoint or it is damaged, or the options or the data are others than the run began with. See [`resume`].
+    /// The folder's last checkpoint is another, the data are others than the run began with, or something can't be written.
     pub fn resume(
         folder: impl Into<PathBuf>,
-        device: &Device,
-        trainer_options: TrainerOptions,
+        (trainer, cursor): (Trainer, Cursor),
         mut loader: Loader,
         text: TextFiles,
         options: RunOptions,
     ) -> Result<Self> {
         let folder = folder.into();
-        let Some(latest) = checkpoints(&folder, &options).latest()? else {
-            return Err(Error::NoCheckpoint { folder });
-        };
-        let (trainer, cursor) = resume(&latest, device, trainer_options)?;
+        let last_checkpoint = checkpoints(&folder, &options).list()?.pop();
+        if last_checkpoint.as_ref().is_none_or(|(step, _)| *step != trainer.steps_done()) {
+            return Err(Error::NoCheckpoint { folder, step: trainer.steps_done() });
+        }
         loader.restore(&cursor)?;
         let mut records = Records::open(folder, text, options, trainer.steps_done())?;
-        records.last_checkpoint = Some((trainer.steps_done(), latest));
+        records.last_checkpoint = last_checkpoint;
         Ok(Self { trainer, loader, held_out: Vec::new(), records })
     }
 
@@ -379,18 +380,15 @@ impl Records {
     /// The trainer of the last checkpoint; the log and the plot forget the steps since.
     fn roll_back(&mut self, trainer: Trainer) -> Result<Trainer> {
         let Some((step, checkpoint)) = &self.last_checkpoint else {
-            return Err(Error::NoCheckpoint { folder: self.folder.clone() });
+            return Err(Error::NoCheckpoint { folder: self.folder.clone(), step: 0 });
         };
-        let (device, options) = (trainer.model().device().clone(), trainer.options().clone());
-        // Two of them may be more than fits in memory.
-        drop(trainer);
-        let (trainer, _) = resume(checkpoint, &device, options)?;
+        let trainer = roll_back(trainer, checkpoint)?;
         self.log = TrainingLog::resume(self.folder.join("log.jsonl"), *step)?;
         self.plot = LossPlot::from_log(self.log.path(), self.options.title.clone())?;
         Ok(trainer)
     }
 
-    /// Writes the finished model, by another name first.
+    /// Writes the finished model or, where adapters were trained, those, by another name first.
     fn write_model(&self, trainer: &mut Trainer) -> Result<PathBuf> {
         let (target, unfinished) = (self.folder.join("model"), self.folder.join("model.unfinished"));
         for folder in [&unfinished, &target] {
@@ -399,7 +397,11 @@ impl Records {
             }
         }
         trainer.swap_average()?;
-        let written = write_trained(trainer.model(), &unfinished, &self.text);
+        let written = match trainer.adapter() {
+            Ok(Some(adapter)) => peft::save(&unfinished, &adapter).map_err(Error::from),
+            Ok(None) => write_trained(trainer.model(), &unfinished, &self.text).map_err(Error::from),
+            Err(error) => Err(error),
+        };
         trainer.swap_average()?;
         written?;
         fs::rename(&unfinished, &target).map_err(|source| Error::Write { path: target.clone(), source })?;

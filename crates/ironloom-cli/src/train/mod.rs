@@ -1,0 +1,249 @@
+//! `ironloom train CONFIG.toml`: trains a model, from a configuration to a folder that `ironloom run` runs.
+//!
+//! The run is `ironloom_train::Run`; here are its configuration, what is said meanwhile, and how it ends: the first Ctrl-C ends it after
+//! the step it is in, with a checkpoint, and a second one at once.
+
+mod config;
+mod prepare;
+mod progress;
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use ironloom_lm::{LoadOptions, Model};
+use ironloom_quant::WeightFormat;
+use ironloom_tensor::Device;
+use ironloom_train::{
+    Run, Trainer, TrainerOptions, read_state, resume,
+    run::{self, EndReason, Ended, RunOptions, checkpoints, load_range},
+};
+use serde::Serialize;
+
+use self::{config::TrainConfig, prepare::Prepared, progress::Follower};
+use crate::{
+    console::{Console, Unit},
+    failure::Outcome,
+    figures::grouped,
+    interrupt::{self, Work},
+    machine::MachineOptions,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  ironloom train examples/quick-start.toml --dry-run    what it would do, and the memory it would take
+  ironloom train examples/quick-start.toml
+  ironloom train examples/quick-start.toml --resume --steps 800
+  ironloom run target/quick-start/model \"Training\"
+
+The output folder gets log.jsonl, loss.svg, checkpoints/ and, at the end, model/. Ctrl-C saves a checkpoint and ends. A run that
+goes on with --resume gives the same bits as one that was never ended. Paths in the file are relative to its folder.";
+
+const ADVICE: &str = "use fewer batch.rows (with batch.accumulate), training.checkpointing = true, or a smaller model";
+
+/// Train a model as a TOML file says
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// The configuration
+    config: PathBuf,
+    /// Go on from the last checkpoint in the output folder
+    #[arg(long, conflicts_with = "overwrite")]
+    resume: bool,
+    /// Remove the run that is in the output folder
+    #[arg(long)]
+    overwrite: bool,
+    /// Steps of the whole run, instead of training.steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// The output folder, instead of output
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Print what the run would do and take, and end
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// What `--json` prints at the end.
+#[derive(Serialize)]
+struct Report<'a> {
+    reason: &'static str,
+    steps: u64,
+    loss: Option<f64>,
+    held_out_loss: Option<f64>,
+    largest_expert_load: Option<f32>,
+    smallest_expert_load: Option<f32>,
+    /// Of this process, not of those before a resumption.
+    tokens: u64,
+    step_seconds: f64,
+    tokens_per_second: Option<f64>,
+    peak_memory_bytes: Option<u64>,
+    checkpoint: &'a Path,
+    model: Option<&'a Path>,
+}
+
+/// Trains.
+pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    interrupt::install()?;
+    let mut config = TrainConfig::read(&arguments.config)?;
+    config.training.steps = arguments.steps.unwrap_or(config.training.steps);
+    config.output = arguments.output.clone().unwrap_or(config.output);
+    let options = RunOptions {
+        batches_per_step: config.batch.accumulate,
+        evaluate_every: config.held_out.as_ref().map_or(0, |table| table.every),
+        checkpoint_every: config.checkpoints.every,
+        keep: config.checkpoints.keep,
+        title: title(&arguments.config),
+    };
+    let resumed = resumed(arguments, &config, &options, console)?;
+    let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
+    let device = arguments.machine.open()?;
+    let available = arguments.machine.device.available(&device)?;
+    if arguments.dry_run {
+        match arguments.json {
+            true => console.print_json(&prepared.plan)?,
+            false => console.print(&prepared.plan)?,
+        }
+    } else {
+        console.note(&prepared.plan);
+    }
+    if let Some(available) = available {
+        prepared.memory.check(available, ADVICE)?;
+    }
+    if arguments.dry_run {
+        return Ok(Outcome::Done);
+    }
+    let run = open(arguments, &config, options, resumed.as_deref(), prepared, &device, console)?;
+    let work = Work::begin(1);
+    let mut follower = Follower::new(console, run.trainer().steps_done(), config.training.steps);
+    let ended = run.go(&mut |event| {
+        follower.see(event);
+        if work.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    report(arguments, &ended, &follower, console)?;
+    Ok(match ended.reason {
+        EndReason::Done => Outcome::Done,
+        EndReason::Stopped => Outcome::Interrupted,
+    })
+}
+
+/// The checkpoint to go on from.
+fn resumed(
+    arguments: &Arguments,
+    config: &TrainConfig,
+    options: &RunOptions,
+    console: &Console,
+) -> Result<Option<PathBuf>> {
+    let (folder, latest) = (&config.output, checkpoints(&config.output, options).list()?.pop());
+    match latest {
+        Some((step, path)) if arguments.resume => {
+            let before = read_state(&path)?.options;
+            // A longer run is the usual reason to go on.
+            if before != (TrainerOptions { steps: before.steps, ..config.training.clone() }) {
+                console.warn("the options of [training] differ from those the run was begun with");
+            }
+            console.note(format_args!("going on after step {step}, from {}", path.display()));
+            Ok(Some(path))
+        }
+        Some((step, _)) if !arguments.overwrite && !arguments.dry_run => bail!(
+            "{} holds a run of {} steps: go on with --resume, begin anew with --overwrite, or choose another --output",
+            folder.display(),
+            grouped(step)
+        ),
+        None if arguments.resume => {
+            console.note(format_args!("{} has no checkpoint yet: the run begins", folder.display()));
+            Ok(None)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The run with its model's weights.
+fn open(
+    arguments: &Arguments,
+    config: &TrainConfig,
+    options: RunOptions,
+    resumed: Option<&Path>,
+    prepared: Prepared,
+    device: &Device,
+    console: &Console,
+) -> Result<Run> {
+    let Prepared { config: described, checkpoint, text, loader, held_out, .. } = prepared;
+    let training = config.training.clone();
+    let run = if let Some(last) = resumed {
+        Run::resume(&config.output, resume(last, device, training)?, loader, text, options)?
+    } else {
+        let model = match checkpoint {
+            Some(checkpoint) => {
+                let progress = console.progress("loading", Unit::Bytes);
+                let show = |done, total| progress.set(done, total);
+                let options = LoadOptions { format: WeightFormat::F32, progress: Some(&show) };
+                let mut model = Model::load(&checkpoint, device, &options)
+                    .with_context(|| format!("cannot train {}", checkpoint.path().display()))?;
+                model.make_trainable()?;
+                model
+            }
+            None => Model::untrained(&described, device, training.seed)?,
+        };
+        let trainer = Trainer::new(model, training)?;
+        if arguments.overwrite {
+            run::remove(&config.output)?;
+        }
+        Run::begin(&config.output, trainer, loader, text, options)?
+    };
+    Ok(run.with_held_out(held_out))
+}
+
+/// Says how the run ended, and what to do with what it made.
+fn report(arguments: &Arguments, ended: &Ended, follower: &Follower<'_>, console: &Console) -> Result<()> {
+    let last = follower.last.as_ref();
+    let (steps, loss) = (ended.trainer.steps_done(), last.map(|report| report.loss));
+    let loads = last.and_then(|report| load_range(&report.expert_loads));
+    if arguments.json {
+        return console.print_json(&Report {
+            reason: match ended.reason {
+                EndReason::Done => "done",
+                EndReason::Stopped => "stopped",
+            },
+            steps,
+            loss,
+            held_out_loss: follower.held_out_loss,
+            largest_expert_load: loads.map(|(largest, _)| largest),
+            smallest_expert_load: loads.map(|(_, smallest)| smallest),
+            tokens: follower.tokens,
+            step_seconds: follower.step_time.as_secs_f64(),
+            tokens_per_second: follower.tokens_per_second(),
+            peak_memory_bytes: progress::peak_bytes(),
+            checkpoint: &ended.checkpoint,
+            model: ended.model.as_deref(),
+        });
+    }
+    let shown = ended.model.as_ref().unwrap_or(&ended.checkpoint).display();
+    let mut line = format!("{shown}: {} steps", grouped(steps));
+    let losses = [("loss", loss), ("held-out loss", follower.held_out_loss)];
+    for (name, loss) in losses.iter().filter_map(|(name, loss)| Some((name, (*loss)?))) {
+        line.push_str(&format!(", {name} {loss:.4}"));
+    }
+    if let Some(rate) = follower.tokens_per_second() {
+        line.push_str(&format!(", {} tok/s", grouped(rate as u64)));
+    }
+    console.print(line)?;
+    console.note(format_args!("run it:     ironloom run {shown} \"Once upon a time\""));
+    if ended.reason == EndReason::Stopped {
+        let config = arguments.config.display();
+        console.note(format_args!("go on with: ironloom train {config} --resume"));
+    }
+    Ok(())
+}
+
+/// The configuration's name, as the plot's title.
+fn title(config: &Path) -> String {
+    config.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}

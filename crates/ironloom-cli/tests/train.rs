@@ -1,0 +1,220 @@
+//! `ironloom train` as a person runs it: a tiny model from text to an answer, resumed, interrupted, refused.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+/// A folder with text and a configuration of a tiny model.
+struct Bench {
+    folder: tempfile::TempDir,
+}
+
+const CONFIG: &str = r#"
+output = "out"
+[model]
+width = 32
+layers = 2
+heads = 2
+experts = { count = 4, per_row = 2, width = 16, shared_width = 16, dense_layers = 1 }
+[tokenizer]
+train = { vocab_size = 300 }
+[[data]]
+paths = ["text"]
+[held_out]
+fraction = 0.2
+from = "tail"
+every = 3
+[batch]
+sequence_length = 16
+rows = 2
+accumulate = 2
+[training]
+steps = 6
+learning_rate = 1e-2
+average_decay = 0.5
+[checkpoints]
+every = 2
+"#;
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        for name in ["one.txt", "two.md"] {
+            let line = "The loom weaves iron thread, and the thread is text. ";
+            fs::write(folder.path().join("text").join(name), format!("{name}\n{}", line.repeat(20))).unwrap();
+        }
+        let bench = Self { folder };
+        bench.configure(|text| text);
+        bench
+    }
+
+    /// Changes the configuration.
+    fn configure(&self, change: impl FnOnce(String) -> String) {
+        fs::write(self.path("config.toml"), change(CONFIG.to_owned())).unwrap();
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self, arguments: &[&str]) -> Child {
+        // Another folder than the configuration's: its paths are its own folder's.
+        Command::new(env!("CARGO_BIN_EXE_ironloom"))
+            .args([&["train", self.path("config.toml").to_str().unwrap()], arguments].concat())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn train(&self, arguments: &[&str]) -> (i32, String, String) {
+        finished(self.start(arguments).wait_with_output().unwrap())
+    }
+
+    /// What a run that must have gone well printed.
+    fn ok(&self, arguments: &[&str]) -> String {
+        let (code, out, errors) = self.train(arguments);
+        assert_eq!(code, 0, "{errors}");
+        out
+    }
+
+    /// Fails unless the run fails with one line that says all of `parts`.
+    fn refused(&self, arguments: &[&str], parts: &[&str]) {
+        let (code, out, errors) = self.train(arguments);
+        assert_eq!(code, 1, "{out}{errors}");
+        let line = errors.lines().find(|line| line.starts_with("error: ")).expect("an error line");
+        parts.iter().for_each(|part| assert!(line.contains(part), "{part:?} is not in {line:?}"));
+    }
+}
+
+fn finished(output: Output) -> (i32, String, String) {
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!errors.contains("panicked"), "{errors}");
+    (output.status.code().expect("ended by a signal"), String::from_utf8(output.stdout).unwrap(), errors)
+}
+
+fn answer(model: &Path) -> String {
+    let run = ["run", model.to_str().unwrap(), "The loom", "-n", "8", "--temperature", "0", "--json", "--ignore-eos"];
+    let (code, out, errors) = finished(Command::new(env!("CARGO_BIN_EXE_ironloom")).args(run).output().unwrap());
+    assert_eq!(code, 0, "{errors}");
+    serde_json::from_str::<Value>(&out).unwrap()["ids"].to_string()
+}
+
+#[test]
+fn a_run_makes_a_model_that_answers_and_goes_on_to_the_same_bits() {
+    let straight = Bench::new();
+    let report: Value = serde_json::from_str(&straight.ok(&["--json", "--threads", "1"])).unwrap();
+    assert_eq!((report["reason"].as_str(), report["steps"].as_u64()), (Some("done"), Some(6)));
+    assert_eq!(report["tokens"].as_u64(), Some(6 * 2 * 2 * 16));
+    assert!(report["held_out_loss"].as_f64().unwrap() > 0.0);
+    let model = straight.path("out/model");
+    assert_eq!(report["model"].as_str(), model.to_str());
+    for name in ["out/log.jsonl", "out/loss.svg", "out/model/tokenizer.json", "out/checkpoints/step-00000006"] {
+        assert!(straight.path(name).exists(), "{name}");
+    }
+
+    // In two parts, the second with other threads.
+    let parts = Bench::new();
+    parts.ok(&["--steps", "6", "--output", parts.path("other").to_str().unwrap()]);
+    fs::remove_dir_all(parts.path("other/checkpoints/step-00000006")).unwrap();
+    let (code, out, errors) =
+        parts.train(&["--resume", "--threads", "2", "--output", parts.path("other").to_str().unwrap()]);
+    assert_eq!(code, 0, "{errors}");
+    assert!(errors.contains("going on after step 4"), "{errors}");
+    assert!(errors.contains("ironloom run ") && out.contains("held-out loss"), "{out}{errors}");
+    assert!(!errors.contains("warning"), "{errors}");
+    let weights = |path: std::path::PathBuf| fs::read(path.join("model.safetensors")).unwrap();
+    assert!(weights(parts.path("other/model")) == weights(model.clone()));
+    // The model has averaged weights, the checkpoint those of the last step.
+    let last = straight.path("out/checkpoints/step-00000006");
+    assert!(weights(last.clone()) != weights(model.clone()));
+    assert_eq!(answer(&model).matches(',').count(), 7);
+    answer(&last);
+
+    straight.refused(&[], &["holds a run of 6 steps", "--resume", "--overwrite"]);
+    straight.ok(&["--overwrite", "--steps", "2"]);
+    assert!(!last.exists() && straight.path("out/checkpoints/step-00000002").exists());
+}
+
+#[test]
+fn a_model_is_trained_on_and_its_tokenizer_kept() {
+    let first = Bench::new();
+    first.ok(&["--quiet"]);
+    let second = Bench::new();
+    let from = first.path("out/model");
+    second.configure(|text| {
+        let (before, after) = text.split_once("[model]").unwrap();
+        let (_, after) = after.split_once("[[data]]").unwrap();
+        format!("{before}[model]\nfrom = {:?}\n[[data]]{after}", from.to_str().unwrap())
+    });
+    second.ok(&[]);
+    let file = |bench: &Bench| fs::read(bench.path("out/model/tokenizer.json")).unwrap();
+    assert!(file(&first) == file(&second));
+    answer(&second.path("out/model"));
+}
+
+#[test]
+fn a_dry_run_tells_the_plan_and_leaves_nothing() {
+    let bench = Bench::new();
+    let text = bench.ok(&["--dry-run"]);
+    for part in ["ironloom_moe", "2 documents", "6 of 64 tokens", "moments", "held out"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let plan: Value = serde_json::from_str(&bench.ok(&["--dry-run", "--json"])).unwrap();
+    assert_eq!(plan["tokens_per_step"], 64);
+    assert!(!bench.path("out").exists());
+    bench.refused(&["--memory-budget", "1000"], &["weights", "activations", "batch.rows", "checkpointing"]);
+    assert!(!bench.path("out").exists());
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_anything_is_written() {
+    let bench = Bench::new();
+    for (from, to, parts) in [
+        ("rows = 2", "rows = 0", &["rows", "1 or more"][..]),
+        ("steps = 6", "stepps = 6", &["config.toml:", "stepps"]),
+        ("paths = [\"text\"]", "paths = [\"texts\"]", &["texts"]),
+        ("heads = 2", "heads = 3", &["head_width"]),
+        ("vocab_size = 300", "vocab_size = 100", &["tokenizer"]),
+        ("learning_rate = 1e-2", "learning_rate = -1.0", &["learning_rate", "above 0"]),
+        ("heads = 2", "heads = 2\ncontext_length = 8", &["sequence_length", "8 positions"]),
+    ] {
+        bench.configure(|text| text.replace(from, to));
+        bench.refused(&[], parts);
+        assert!(!bench.path("out").exists(), "{to}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_saves_and_ends_and_the_run_goes_on() {
+    let bench = Bench::new();
+    bench.configure(|text| text.replace("steps = 6", "steps = 1000000").replace("every = 2", "every = 0"));
+    let child = bench.start(&["--json"]);
+    // The log has lines once steps are taken.
+    let log = bench.path("out/log.jsonl");
+    let begun = || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() >= 3);
+    for _ in 0..600 {
+        if begun() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (code, out, errors) = finished(child.wait_with_output().unwrap());
+    assert_eq!(code, 130, "{errors}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let steps = report["steps"].as_u64().unwrap();
+    assert_eq!((report["reason"].as_str(), report["model"].is_null()), (Some("stopped"), true));
+    assert!(report["checkpoint"].as_str().unwrap().ends_with(&format!("step-{steps:08}")), "{report}");
+    let report: Value =
+        serde_json::from_str(&bench.ok(&["--resume", "--json", "--steps", &(steps + 2).to_string()])).unwrap();
+    assert_eq!((report["reason"].as_str(), report["steps"].as_u64()), (Some("done"), Some(steps + 2)));
+    assert_eq!(report["tokens"].as_u64(), Some(2 * 64));
+}
