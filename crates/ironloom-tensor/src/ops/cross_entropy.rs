@@ -12,7 +12,7 @@ use std::{borrow::Cow, sync::OnceLock};
 
 use ironloom_quant::{Product, matmul};
 
-use super::{Disjoint, for_rows};
+use super::{Disjoint, for_rows, linear::product_back};
 use crate::{
     Context, CpuDevice, Error, Result, Tensor, Weight,
     error::{expect_count, expect_shape},
@@ -129,8 +129,6 @@ const CHUNK: usize = 4 << 20;
 const LEAST_ROWS: usize = 64;
 /// Rows of a task between the products.
 const TASK_ROWS: usize = 8;
-/// Elements of a packed head that are unpacked at a time.
-const UNPACKED: usize = 1 << 20;
 
 struct Job<'a> {
     cpu: &'a CpuDevice,
@@ -179,7 +177,8 @@ impl Job<'_> {
                 gemm(self.cpu, &mut made.head, width, gradient.transposed(), hidden, Write::first(number == 0));
             }
             if wants_hidden {
-                self.back(logits, rows, &mut made.hidden[first..][..rows * width])?;
+                let out = &mut made.hidden[first..][..rows * width];
+                product_back(self.cpu, logits, self.head, out, Write::Set)?;
             }
         }
         Ok(made)
@@ -194,37 +193,6 @@ impl Job<'_> {
         let head = Matrix::new(head.as_f32()?, [vocabulary, width], width);
         let hidden = Matrix::new(hidden, [rows, width], width);
         gemm(self.cpu, logits, vocabulary, hidden, head.transposed(), Write::Set);
-        Ok(())
-    }
-
-    /// `out = gradient W`.
-    fn back(&self, gradient: &[f32], rows: usize, out: &mut [f32]) -> Result<()> {
-        let (width, vocabulary) = (self.width, self.vocabulary);
-        if let Some(head) = self.head.as_dense() {
-            let head = Matrix::new(head.as_f32()?, [vocabulary, width], width);
-            gemm(self.cpu, out, width, Matrix::new(gradient, [rows, vocabulary], vocabulary), head, Write::Set);
-            return Ok(());
-        }
-        let step = (UNPACKED / width.max(1)).max(1);
-        let mut unpacked = vec![0.0; step.min(vocabulary) * width];
-        for start in (0..vocabulary).step_by(step) {
-            let count = step.min(vocabulary - start);
-            let unpacked = &mut unpacked[..count * width];
-            let failure = OnceLock::new();
-            for_rows(self.cpu, unpacked, width, |range, out| {
-                for (row, out) in range.zip(out.chunks_exact_mut(width)) {
-                    if let Err(error) = self.head.row(start + row, out) {
-                        let _ = failure.set(error);
-                    }
-                }
-            });
-            if let Some(error) = failure.into_inner() {
-                return Err(error);
-            }
-            let part = Matrix::new(&gradient[start..], [rows, count], vocabulary);
-            let write = Write::first(start == 0);
-            gemm(self.cpu, out, width, part, Matrix::new(unpacked, [count, width], width), write);
-        }
         Ok(())
     }
 

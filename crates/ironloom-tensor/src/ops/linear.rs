@@ -8,10 +8,12 @@
 //! Gradients: `dx = dy W`, `dW = dy^T x`, `db = sum over rows of dy`. A dense weight has one; a packed one is frozen and hands on
 //! `dx` only, its rows unpacked some at a time.
 
+use std::sync::OnceLock;
+
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, Then, WeightLayout};
 use ironloom_quant::{Product, matmul};
 
-use super::{Activation, add, add::owned, add_bias, gated_activation, rmsnorm};
+use super::{Activation, add, add::owned, add_bias, for_rows, gated_activation, rmsnorm};
 use crate::{
     Context, CpuDevice, CudaDevice, Device, Error, Path, Result, Tensor, Weight,
     error::expect_shape,
@@ -204,27 +206,45 @@ fn record(cx: &Context, cpu: &CpuDevice, x: &Tensor, weight: &Weight, out: &Tens
             })?;
         }
         let Some(slot) = &to_x else { return Ok(()) };
-        gradients.write(slot, |out, first| match weight.as_dense() {
-            Some(dense) => {
-                gemm(&cpu, out, cols, Matrix::new(g, [n, rows], rows), dense_matrix(dense)?, Write::first(first));
-                Ok(())
-            }
-            None => {
-                let step = (UNPACKED / cols.max(1)).clamp(1, rows.max(1));
-                let mut unpacked = vec![0.0; step * cols];
-                for start in (0..rows).step_by(step) {
-                    let count = step.min(rows - start);
-                    for (row, out) in unpacked.chunks_exact_mut(cols.max(1)).take(count).enumerate() {
-                        weight.row(start + row, out)?;
-                    }
-                    let part = Matrix::new(&g[start.min(g.len())..], [n, count], rows);
-                    let write = Write::first(first && start == 0);
-                    gemm(&cpu, out, cols, part, Matrix::new(&unpacked, [count, cols], cols), write);
-                }
-                Ok(())
-            }
-        })
+        gradients.write(slot, |out, first| product_back(&cpu, g, &weight, out, Write::first(first)))
     });
+}
+
+/// `out [n, cols] (+)= gradient [n, rows] W`.
+pub(super) fn product_back(
+    cpu: &CpuDevice,
+    gradient: &[f32],
+    weight: &Weight,
+    out: &mut [f32],
+    write: Write,
+) -> Result<()> {
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let n = gradient.len().checked_div(rows).unwrap_or(0);
+    if let Some(dense) = weight.as_dense() {
+        gemm(cpu, out, cols, Matrix::new(gradient, [n, rows], rows), dense_matrix(dense)?, write);
+        return Ok(());
+    }
+    let step = (UNPACKED / cols.max(1)).clamp(1, rows.max(1));
+    let mut unpacked = vec![0.0; step * cols];
+    for start in (0..rows).step_by(step) {
+        let count = step.min(rows - start);
+        let unpacked = &mut unpacked[..count * cols];
+        let failure = OnceLock::new();
+        for_rows(cpu, unpacked, cols, |range, out| {
+            for (row, out) in range.zip(out.chunks_exact_mut(cols)) {
+                if let Err(error) = weight.row(start + row, out) {
+                    let _ = failure.set(error);
+                }
+            }
+        });
+        if let Some(error) = failure.into_inner() {
+            return Err(error);
+        }
+        let part = Matrix::new(&gradient[start.min(gradient.len())..], [n, count], rows);
+        let write = if start == 0 { write } else { Write::Add };
+        gemm(cpu, out, cols, part, Matrix::new(unpacked, [count, cols], cols), write);
+    }
+    Ok(())
 }
 
 fn check(x: &Tensor, projection: &Projection<'_>) -> Result<()> {
