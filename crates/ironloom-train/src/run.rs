@@ -5,7 +5,7 @@
 //!   log.jsonl      a line a step, and one a measurement on held-out data
 //!   loss.svg       the same as a picture, refreshed as the run goes on
 //!   checkpoints/   see Checkpoints; one of the beginning too, so that there always is one
-//!   model/         when the last step is done: the model or its adapters, averaged where that was asked for
+//!   model/         when the last step is done: the model, or adapter/, averaged where that was asked for
 //! ```
 //!
 //! A step's line is in the log before its checkpoint is written, and a run that goes on drops the lines of the steps that it does
@@ -107,7 +107,7 @@ pub struct Ended {
     pub trainer: Trainer,
     /// The checkpoint of where it stands.
     pub checkpoint: PathBuf,
-    /// The finished model's folder, when all steps are done.
+    /// The folder of the finished model or adapters, when all steps are done.
     pub model: Option<PathBuf>,
 }
 
@@ -256,7 +256,8 @@ pub fn remove(folder: &Path) -> Result<()> {
         move |source| Error::Write { path, source }
     };
     // The log goes last: while checkpoints are left, so is what they tell of.
-    for name in ["model", "model.unfinished", "checkpoints"].map(|name| folder.join(name)) {
+    let folders = ["model", "model.unfinished", "adapter", "adapter.unfinished", "checkpoints"];
+    for name in folders.map(|name| folder.join(name)) {
         if name.exists() {
             fs::remove_dir_all(&name).map_err(error(&name))?;
         }
@@ -390,7 +391,8 @@ impl Records {
 
     /// Writes the finished model or, where adapters were trained, those, by another name first.
     fn write_model(&self, trainer: &mut Trainer) -> Result<PathBuf> {
-        let (target, unfinished) = (self.folder.join("model"), self.folder.join("model.unfinished"));
+        let name = if trainer.adapter()?.is_some() { "adapter" } else { "model" };
+        let (target, unfinished) = (self.folder.join(name), self.folder.join(format!("{name}.unfinished")));
         for folder in [&unfinished, &target] {
             if folder.exists() {
                 fs::remove_dir_all(folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
@@ -398,7 +400,7 @@ impl Records {
         }
         trainer.swap_average()?;
         let written = match trainer.adapter() {
-            Ok(Some(adapter)) => peft::save(&unfinished, &adapter).map_err(Error::from),
+            Ok(Some(adapter)) => peft::save(&unfinished, &adapter),
             Ok(None) => write_trained(trainer.model(), &unfinished, &self.text).map_err(Error::from),
             Err(error) => Err(error),
         };
