@@ -30,6 +30,8 @@ mod record;
 mod runner;
 #[cfg(feature = "engine")]
 mod text;
+#[cfg(feature = "engine")]
+mod training;
 
 #[cfg(feature = "engine")]
 pub(crate) use runner::run;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use super::{
     Device, cuda, language_models,
     measurement::{Measurement, Work},
-    probes, text,
+    probes, text, training,
 };
 
 /// One benchmark.
@@ -33,7 +33,7 @@ pub(super) const BANDWIDTH: &str = "memory-bandwidth";
 pub(super) const PEAK: &str = "multiply-add-peak";
 
 /// Every benchmark of the processor, the probes first.
-const HOST: [Benchmark; 9] = [
+const HOST: [Benchmark; 11] = [
     Benchmark::rate(BANDWIDTH, "reading 96 MiB again and again with all threads", "GB/s", probes::memory_bandwidth),
     Benchmark::rate(PEAK, "multiply-adds in registers with all threads", "GFLOPS", probes::multiply_add_peak),
     Benchmark::rate(
@@ -74,6 +74,19 @@ const HOST: [Benchmark; 9] = [
         "SmolLM2-135M Q4_1: from the file to a first token",
         "s",
         language_models::load_smollm2,
+    ),
+    Benchmark::rate(
+        "train-host",
+        "AdamW steps of 4 x 256 tokens, 6 layers of 256, f32",
+        "tokens/s",
+        training::train_host,
+    )
+    .beside(&["train-host"]),
+    Benchmark::rate(
+        "train-host-moe",
+        "the same with 8 experts in four layers, 2 a token",
+        "tokens/s",
+        training::train_host_moe,
     ),
 ];
 

@@ -56,10 +56,22 @@ pub(super) fn run_for(device: Device, benchmarks: &[&Benchmark]) -> Result<Vec<R
     }
     match device {
         Device::Cpu => {
-            let model = smollm2::fetch()?;
-            run("llama_cpp.py", |command| {
-                command.arg("--model").arg(&model).args(["--threads", &machine::threads().to_string()]);
-            })
+            let (training, decoding): (Vec<&str>, Vec<&str>) =
+                figures.iter().partition(|figure| figure.starts_with("train-"));
+            let (mut reports, threads) = (Vec::new(), machine::threads().to_string());
+            if !decoding.is_empty() {
+                let model = smollm2::fetch()?;
+                reports.extend(run("llama_cpp.py", |command| {
+                    command.arg("--model").arg(&model).args(["--threads", &threads]);
+                })?);
+            }
+            if !training.is_empty() {
+                let cases = training.join(",");
+                reports.extend(run("torch_train_host.py", |command| {
+                    command.args(["--json", "--cases", &cases, "--threads", &threads]);
+                })?);
+            }
+            Ok(reports)
         }
         Device::Cuda => {
             let mut reports = Vec::new();
