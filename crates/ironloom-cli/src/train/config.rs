@@ -3,7 +3,7 @@
 //! Paths are relative to the file's folder, so that a configuration means the same wherever the command is given. A key that nothing
 //! reads is an error: left out silently, a misspelt option would train another model.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use ironloom_lm::{
@@ -239,12 +239,25 @@ impl TrainConfig {
     }
 
     fn resolve(&mut self, folder: &Path) {
-        let join = |path: &mut PathBuf| *path = folder.join(&*path);
+        let join = |path: &mut PathBuf| *path = below(folder, path);
         join(&mut self.output);
         self.model.from.iter_mut().for_each(join);
         self.tokenizer.iter_mut().filter_map(|table| table.path.as_mut()).for_each(join);
         self.data.iter_mut().flat_map(|table| &mut table.paths).for_each(join);
     }
+}
+
+/// A path that is relative to `folder`, without the detours `folder/../` that can be left out.
+fn below(folder: &Path, path: &Path) -> PathBuf {
+    let (mut folder, mut path) = (folder, path);
+    while let (Ok(rest), Some(Component::Normal(_)), Some(parent)) =
+        (path.strip_prefix(".."), folder.components().next_back(), folder.parent())
+        && !folder.is_symlink()
+    {
+        (folder, path) = (parent, rest);
+    }
+    let joined = folder.join(path);
+    if joined.as_os_str().is_empty() { PathBuf::from(".") } else { joined }
 }
 
 impl ModelTable {
@@ -422,6 +435,20 @@ optimizer = { kind = 'muon', momentum = 0.9 }
         assert_eq!((described.head_width, described.kv_heads, described.context_length), (16, 4, 16));
         config.resolve(Path::new("runs"));
         assert_eq!((config.output.as_path(), &config.data[0].paths[0]), (Path::new("runs/out"), &"runs/a.txt".into()));
+    }
+
+    #[test]
+    fn paths_are_those_of_the_file_without_detours() {
+        let paths = [
+            ("runs", "../a"),
+            ("", "../a"),
+            ("x/runs", "../../../a"),
+            ("..", "../a"),
+            ("runs", "/a/../b"),
+            ("runs", ".."),
+        ];
+        let expected = ["a", "../a", "../a", "../../a", "/a/../b", "."];
+        assert_eq!(paths.map(|(folder, path)| below(Path::new(folder), Path::new(path))), expected.map(PathBuf::from));
     }
 
     #[test]
