@@ -77,6 +77,18 @@ impl Bench {
         finished(self.start(arguments).wait_with_output().unwrap())
     }
 
+    /// Waits until the log has so many lines: then as many steps were taken, but for those that were measured too.
+    fn wait_for_lines(&self, lines: usize) {
+        let log = self.path("out/log.jsonl");
+        for _ in 0..60_000 {
+            if fs::read_to_string(&log).is_ok_and(|text| text.lines().count() >= lines) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        panic!("no {lines} lines in a minute");
+    }
+
     /// What a run that must have gone well printed.
     fn ok(&self, arguments: &[&str]) -> String {
         let (code, out, errors) = self.train(arguments);
@@ -197,15 +209,7 @@ fn ctrl_c_saves_and_ends_and_the_run_goes_on() {
     let bench = Bench::new();
     bench.configure(|text| text.replace("steps = 6", "steps = 1000000").replace("every = 2", "every = 0"));
     let child = bench.start(&["--json"]);
-    // The log has lines once steps are taken.
-    let log = bench.path("out/log.jsonl");
-    let begun = || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() >= 3);
-    for _ in 0..600 {
-        if begun() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
+    bench.wait_for_lines(3);
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let (code, out, errors) = finished(child.wait_with_output().unwrap());
     assert_eq!(code, 130, "{errors}");
@@ -217,4 +221,36 @@ fn ctrl_c_saves_and_ends_and_the_run_goes_on() {
         serde_json::from_str(&bench.ok(&["--resume", "--json", "--steps", &(steps + 2).to_string()])).unwrap();
     assert_eq!((report["reason"].as_str(), report["steps"].as_u64()), (Some("done"), Some(steps + 2)));
     assert_eq!(report["tokens"].as_u64(), Some(2 * 64));
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_as_one_that_was_not() {
+    // A checkpoint a step: most kills come while one is written.
+    let steps = |text: String| text.replace("steps = 6", "steps = 60").replace("every = 2", "every = 1");
+    let (straight, killed) = (Bench::new(), Bench::new());
+    [&straight, &killed].iter().for_each(|bench| bench.configure(steps));
+    straight.ok(&[]);
+    for lines in [7, 20, 31, 44, 58] {
+        let mut child = killed.start(&["--resume"]);
+        killed.wait_for_lines(lines);
+        child.kill().unwrap();
+        finished_by_signal(child);
+    }
+    let errors = killed.train(&["--resume"]).2;
+    assert!(errors.contains("going on after step"), "{errors}");
+    let file = |bench: &Bench, name: &str| fs::read(bench.path(name)).unwrap();
+    for name in ["out/model/model.safetensors", "out/checkpoints/step-00000060/training.safetensors"] {
+        assert!(file(&straight, name) == file(&killed, name), "{name}");
+    }
+    let losses = |bench: &Bench| {
+        let log = String::from_utf8(file(bench, "out/log.jsonl")).unwrap();
+        let line = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+        log.lines().map(line).map(|line| (line["step"].clone(), line["loss"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(losses(&straight), losses(&killed));
+}
+
+fn finished_by_signal(child: Child) {
+    let output = child.wait_with_output().unwrap();
+    assert!(!output.status.success(), "it ended before it was killed");
 }
