@@ -185,6 +185,12 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
     Ok(ironloom_weights::open(path)?)
 }
 
+/// What a model is called: its folder, or its file without the ending.
+pub(crate) fn name(path: &Path) -> String {
+    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
 /// The tokenizer of a model.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ mod bench;
 mod chat;
 mod console;
 mod conversation;
+mod export;
 mod failure;
 mod figures;
 mod inspect;
@@ -16,6 +17,7 @@ mod interrupt;
 mod loading;
 mod machine;
 mod memory;
+mod merging;
 mod prompt;
 mod quantize;
 mod run;
@@ -37,6 +39,8 @@ Examples:
   ironloom quantize Qwen2.5-0.5B-Instruct/ qwen-q4_k.gguf --type q4_k
   ironloom bench model.gguf -p 512 -n 128
   ironloom train examples/quick-start.toml
+  ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --merge
+  ironloom export SmolLM2-135M-Instruct-finetuned/model facts.gguf --type q8_0
 
 A model is a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.";
@@ -61,6 +65,8 @@ enum Command {
     Tokenize(tokenize::Arguments),
     Bench(bench::Arguments),
     Train(train::Arguments),
+    Finetune(train::finetune::Arguments),
+    Export(export::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -74,6 +80,8 @@ fn main() -> ExitCode {
         Command::Tokenize(arguments) => tokenize::run(arguments, &console),
         Command::Bench(arguments) => bench::run(arguments, &console),
         Command::Train(arguments) => train::run(arguments, &console),
+        Command::Finetune(arguments) => train::finetune::run(arguments, &console),
+        Command::Export(arguments) => export::run(arguments, &console),
     };
     match ended {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use ironloom_core::{DType, format_bytes};
+use ironloom_core::{DType, Threads, format_bytes};
 use ironloom_lm::export::{ExportOptions, ExportReport, to_gguf};
 use ironloom_weights::Checkpoint;
 use serde::Serialize;
@@ -68,19 +68,43 @@ struct Report<'a> {
     unused_tensors: &'a [String],
 }
 
+/// A GGUF file to write.
+pub(crate) struct GgufOutput<'a> {
+    /// What errors call the input.
+    pub(crate) input: &'a Path,
+    pub(crate) output: &'a Path,
+    /// The type of the matrices.
+    pub(crate) dtype: DType,
+    pub(crate) threads: Threads,
+    /// Whether one JSON object is printed instead of a line.
+    pub(crate) json: bool,
+}
+
 /// Writes the file.
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     interrupt::install()?;
-    let Arguments { input, output, dtype, .. } = arguments;
-    check_output(arguments)?;
-    let checkpoint = loading::open(input)?;
-    let Some(report) = export(arguments, &checkpoint, console)? else {
+    let Arguments { input, output, dtype, json, .. } = arguments;
+    if output.is_dir() {
+        bail!("{} is a folder: name the GGUF file to write", output.display());
+    }
+    check_output(input, output, arguments.force)?;
+    let threads = arguments.machine.threads();
+    write(&loading::open(input)?, &GgufOutput { input, output, dtype: *dtype, threads, json: *json }, console)
+}
+
+/// Writes `checkpoint` and says what was written.
+///
+/// # Errors
+/// The model can't be written as GGUF, or the disk can't be written.
+pub(crate) fn write(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &Console) -> Result<Outcome> {
+    let GgufOutput { output, dtype, json, .. } = target;
+    let Some(report) = export(checkpoint, target, console)? else {
         console.note(format_args!("stopped; {} is not written", output.display()));
         return Ok(Outcome::Interrupted);
     };
     let unused = checkpoint.unused();
     let ExportReport { tensors, bytes_in, bytes_out, kept, notes } = &report;
-    if arguments.json {
+    if *json {
         console.print_json(&Report {
             output,
             dtype: dtype.name(),
@@ -107,7 +131,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
 }
 
 /// Writes the file; `None` when Ctrl-C came.
-fn export(arguments: &Arguments, checkpoint: &Checkpoint, console: &Console) -> Result<Option<ExportReport>> {
+fn export(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &Console) -> Result<Option<ExportReport>> {
     /// What unwinding carries when it is an interruption.
     struct Interrupted;
 
@@ -120,11 +144,10 @@ fn export(arguments: &Arguments, checkpoint: &Checkpoint, console: &Console) -> 
             resume_unwind(Box::new(Interrupted));
         }
     };
-    let threads = arguments.machine.threads();
-    let options = ExportOptions { dtype: arguments.dtype, threads, progress: Some(&progress) };
-    match catch_unwind(AssertUnwindSafe(|| to_gguf(checkpoint, &arguments.output, &options))) {
+    let options = ExportOptions { dtype: target.dtype, threads: target.threads.clone(), progress: Some(&progress) };
+    match catch_unwind(AssertUnwindSafe(|| to_gguf(checkpoint, target.output, &options))) {
         Ok(exported) => {
-            let cannot = || format!("cannot write {} as {}", arguments.input.display(), arguments.output.display());
+            let cannot = || format!("cannot write {} as {}", target.input.display(), target.output.display());
             exported.map(Some).with_context(cannot)
         }
         Err(cause) if cause.is::<Interrupted>() => Ok(None),
@@ -152,13 +175,12 @@ fn grouped_by_reason(lines: &[String]) -> Vec<String> {
     groups.into_iter().map(sentence).collect()
 }
 
-/// Refuses an output that would be lost or that cannot be one.
-fn check_output(arguments: &Arguments) -> Result<()> {
-    let Arguments { input, output, force, .. } = arguments;
+/// Refuses an output that would be lost.
+///
+/// # Errors
+/// The output is the input, or is there already and `force` is not.
+pub(crate) fn check_output(input: &Path, output: &Path, force: bool) -> Result<()> {
     let shown = output.display();
-    if output.is_dir() {
-        bail!("{shown} is a folder: name the GGUF file to write");
-    }
     if output.exists() {
         if same_file(input, output) {
             bail!("{shown} is the input itself: choose another output");
@@ -174,7 +196,8 @@ fn same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
-fn parse_type(name: &str) -> Result<DType, String> {
+/// A type by its name on the command line.
+pub(crate) fn parse_type(name: &str) -> Result<DType, String> {
     let name = name.to_ascii_lowercase();
     let known = TYPES.contains(&name.as_str()).then(|| DType::from_name(&name)).flatten();
     known.ok_or_else(|| format!("the types are {}", TYPES.join(", ")))

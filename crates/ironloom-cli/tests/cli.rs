@@ -478,7 +478,7 @@ fn bench_prints_rows_like_llama_bench() {
 #[test]
 fn help_shows_examples_for_every_command() {
     let all = ironloom(&["--help"]).ok();
-    for command in ["run", "chat", "inspect", "quantize", "tokenize", "bench", "train"] {
+    for command in ["run", "chat", "inspect", "quantize", "tokenize", "bench", "train", "finetune", "export"] {
         assert!(all.contains(command));
         let help = ironloom(&[command, "--help"]).ok();
         assert!(help.contains("Examples:") && help.contains(&format!("ironloom {command} ")), "{help}");

@@ -25,6 +25,7 @@ mod error;
 mod experts;
 pub mod export;
 mod filled_up;
+mod linear_layers;
 mod load;
 mod model;
 mod names;

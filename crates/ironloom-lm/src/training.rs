@@ -13,7 +13,7 @@ use ironloom_tensor::{
 };
 
 use crate::{
-    Architecture, Config, Error, Model, Result,
+    Config, Error, Model, Result,
     model::{Block, BlockFeedForward},
     names::{Naming, Part},
 };
@@ -169,7 +169,7 @@ impl Model {
             blocks: &mut blocks,
             output_norm: &mut output_norm,
         };
-        let walked = parts.parameters(self.naming(), &mut |name, role, values| {
+        let walked = parts.parameters(self.config.trained_naming(), &mut |name, role, values| {
             found.push(Parameter { name, role, values: values.clone() });
             Ok(())
         });
@@ -187,7 +187,7 @@ impl Model {
     /// # Errors
     /// `change` fails; then the parameters before are changed.
     pub fn update(&mut self, mut change: impl FnMut(&str, &mut Tensor) -> Result<()>) -> Result<()> {
-        let (naming, tied) = (self.naming(), self.config.tied_embeddings);
+        let (naming, tied) = (self.config.trained_naming(), self.config.tied_embeddings);
         if tied {
             // Two holders of one matrix could not write to it.
             self.head.weight = Weight::dense(Tensor::zeros([0, 0])?)?;
@@ -234,7 +234,7 @@ impl Model {
     /// # Errors
     /// `change` fails.
     pub fn for_each_linear(&mut self, mut change: impl FnMut(&str, &mut Linear) -> Result<()>) -> Result<()> {
-        let naming = self.naming();
+        let naming = self.config.trained_naming();
         for (layer, block) in self.blocks.iter_mut().enumerate() {
             block.for_each(&mut |part, piece| match piece {
                 Piece::Linear(linear) => change(&naming.name(part, layer), linear),
@@ -246,7 +246,7 @@ impl Model {
 
     /// Every linear layer of the blocks with its name. Weights are shared with the model.
     pub fn linears(&self) -> Vec<(String, Linear)> {
-        let (naming, mut found) = (self.naming(), Vec::new());
+        let (naming, mut found) = (self.config.trained_naming(), Vec::new());
         for (layer, block) in self.blocks.iter().enumerate() {
             let walked = block.clone().for_each(&mut |part, piece| {
                 if let Piece::Linear(linear) = piece {
@@ -257,15 +257,6 @@ impl Model {
             debug_assert!(walked.is_ok(), "collecting cannot fail");
         }
         found
-    }
-
-    /// Names of a folder of Hugging Face's. InternLM2's fused matrix is held in three, as Llama's is.
-    fn naming(&self) -> Naming {
-        let architecture = match self.config.architecture {
-            Architecture::InternLm2 => Architecture::Llama,
-            other => other,
-        };
-        Naming::HuggingFace { architecture, prefix: "model." }
     }
 }
 

@@ -7,36 +7,66 @@
 use ironloom_core::MemoryPlan;
 use ironloom_lm::{Config, FeedForwardConfig};
 
-use crate::{TrainerOptions, optimizer::OptimizerOptions};
+use crate::{Result, TrainerOptions, lora::LoraOptions, optimizer::OptimizerOptions};
 
 /// The memory of training all of a model in single precision, with batches of `tokens` tokens.
 pub fn training_memory(config: &Config, options: &TrainerOptions, tokens: usize) -> MemoryPlan {
-    let parameters = config.parameters();
-    let mut plan = MemoryPlan::new()
-        .with("weights", FLOAT * parameters)
-        .with("gradients", FLOAT * parameters)
-        .with("moments", moments(config, options));
-    if options.average_decay.is_some() {
-        plan = plan.with("averaged weights", FLOAT * parameters);
+    // Muon has two moments of the embedding and the head.
+    let tables = if config.tied_embeddings { 1 } else { 2 } * (config.vocab_size * config.width) as u64;
+    let learnt = learnt(config.parameters(), tables, "weights", options);
+    learnt.with(format!("activations of {tokens} tokens"), activations(config, options.checkpointing, tokens as u64))
+}
+
+/// The memory of training adapters beside a frozen model whose weights take `frozen_bytes`, with batches of `tokens` tokens.
+///
+/// # Errors
+/// The adapters' options don't make sense, or a target names none of the model's layers.
+pub fn adapter_memory(
+    config: &Config,
+    frozen_bytes: u64,
+    lora: &LoraOptions,
+    options: &TrainerOptions,
+    tokens: usize,
+) -> Result<MemoryPlan> {
+    let layers = config.linear_layers();
+    let selected = lora.select(layers.iter().map(|(name, _)| name.as_str()))?;
+    let adapted = layers.iter().filter(|(name, _)| selected.contains(&name.as_str()));
+    let (mut parameters, mut rows) = (0, 0);
+    for (_, [outputs, inputs]) in adapted {
+        parameters += lora.rank * (outputs + inputs);
+        // The rows between the two matrices before and after the scale, and the row that dropout left.
+        rows += 2 * lora.rank + if lora.dropout > 0.0 { *inputs } else { 0 };
     }
-    plan.with(format!("activations of {tokens} tokens"), activations(config, options.checkpointing, tokens as u64))
+    let rows = if options.checkpointing { rows.div_ceil(config.layers.len().max(1)) } else { rows };
+    let activations = activations(config, options.checkpointing, tokens as u64) + FLOAT * (tokens * rows) as u64;
+    let plan = MemoryPlan::new().with("frozen weights", frozen_bytes);
+    let learnt = learnt(parameters as u64, 0, "adapters", options);
+    let plan = learnt.parts().iter().fold(plan, |plan, (part, bytes)| plan.with(part.clone(), *bytes));
+    Ok(plan.with(format!("activations of {tokens} tokens"), activations))
 }
 
 const FLOAT: u64 = 4;
 
-fn moments(config: &Config, options: &TrainerOptions) -> u64 {
-    let parameters = config.parameters();
+/// What `parameters` take that are learnt, of them `tables` in the embedding and the head.
+fn learnt(parameters: u64, tables: u64, name: &str, options: &TrainerOptions) -> MemoryPlan {
+    let plan = MemoryPlan::new()
+        .with(name, FLOAT * parameters)
+        .with("gradients", FLOAT * parameters)
+        .with("moments", moments(parameters, tables, options));
+    match options.average_decay {
+        Some(_) => plan.with("averaged weights", FLOAT * parameters),
+        None => plan,
+    }
+}
+
+fn moments(parameters: u64, tables: u64, options: &TrainerOptions) -> u64 {
     match &options.optimizer {
         OptimizerOptions::AdamW(_) => 2 * FLOAT * parameters,
         // A byte an element and moment, and a scale for each block of 256.
         OptimizerOptions::AdamW8bit(_) => 2 * (parameters + FLOAT * parameters / 256),
         OptimizerOptions::Sgd(sgd) if sgd.momentum == 0.0 => 0,
         OptimizerOptions::Sgd(_) | OptimizerOptions::Lion(_) => FLOAT * parameters,
-        // One moment of a matrix, two of the embedding and the head.
-        OptimizerOptions::Muon(_) => {
-            let tables = if config.tied_embeddings { 1 } else { 2 };
-            FLOAT * (parameters + tables * (config.vocab_size * config.width) as u64)
-        }
+        OptimizerOptions::Muon(_) => FLOAT * (parameters + tables),
     }
 }
 
@@ -81,5 +111,24 @@ mod tests {
         assert_eq!(bytes(&small, "averaged"), Some(4 * 55_181_824));
         assert!(bytes(&small, "moments").unwrap() * 3 < bytes(&options, "moments").unwrap());
         assert!(bytes(&small, "activations").unwrap() * 2 < bytes(&options, "activations").unwrap());
+    }
+    #[test]
+    fn adapters_take_what_their_matrices_take() {
+        let config = Config::dense_102m();
+        let lora =
+            LoraOptions { rank: 8, targets: vec!["q_proj".into(), "mlp.down_proj".into()], ..Default::default() };
+        let plan = adapter_memory(&config, 1000, &lora, &TrainerOptions::default(), 512).unwrap();
+        let bytes = |part: &str| plan.parts().iter().find(|(name, _)| name == part).map(|(_, bytes)| *bytes);
+        let elements: usize = config
+            .linear_layers()
+            .iter()
+            .filter(|(name, _)| name.ends_with("q_proj") || name.ends_with("down_proj"))
+            .map(|(_, [outputs, inputs])| 8 * (outputs + inputs))
+            .sum();
+        assert_eq!((bytes("frozen weights"), bytes("adapters")), (Some(1000), Some(4 * elements as u64)));
+        assert_eq!(bytes("moments"), Some(8 * elements as u64));
+        assert!(plan.total() < training_memory(&config, &TrainerOptions::default(), 512).total() / 4);
+        let wrong = LoraOptions { targets: vec!["lm_head".into()], ..lora };
+        assert!(adapter_memory(&config, 0, &wrong, &TrainerOptions::default(), 512).is_err());
     }
 }

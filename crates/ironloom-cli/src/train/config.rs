@@ -36,7 +36,7 @@ pub(crate) struct TrainConfig {
 }
 
 /// Which model: a preset, one to go on from, or dimensions.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelTable {
     preset: Option<Preset>,
@@ -151,13 +151,13 @@ pub(crate) struct BatchTable {
     #[serde(default = "one_batch")]
     pub(crate) accumulate: usize,
     #[serde(default)]
-    packing: Packing,
+    pub(crate) packing: Packing,
     #[serde(default)]
-    overlong: Overlong,
+    pub(crate) overlong: Overlong,
     #[serde(default)]
-    order: Order,
+    pub(crate) order: Order,
     #[serde(default)]
-    seed: u64,
+    pub(crate) seed: u64,
     /// What follows a text: "auto", "none", or `{ id = 2 }`.
     #[serde(default)]
     pub(crate) end: EndToken,
@@ -261,6 +261,11 @@ fn below(folder: &Path, path: &Path) -> PathBuf {
 }
 
 impl ModelTable {
+    /// A model to go on from.
+    pub(crate) fn of_model(from: PathBuf) -> Self {
+        Self { from: Some(from), ..Self::default() }
+    }
+
     fn check(&self) -> Result<()> {
         let has_dimensions = self.width.is_some() || self.layers.is_some() || self.heads.is_some();
         let ways = [self.preset.is_some(), self.from.is_some(), has_dimensions];
@@ -332,6 +337,12 @@ impl TrainTokenizerTable {
 }
 
 impl DataTable {
+    /// Files whose kind is told by their names and first lines.
+    pub(crate) fn of_files(paths: Vec<PathBuf>, answers: Option<Answers>) -> Self {
+        let (format, separator, field, endings) = (None, None, None, Vec::new());
+        Self { paths, format, weight: 1.0, endings, separator, field, answers }
+    }
+
     /// The source that the table describes.
     ///
     /// # Errors
@@ -383,6 +394,13 @@ impl DataTable {
 }
 
 impl HeldOutTable {
+    /// A part of the documents; of plain text, which may be one document, the end.
+    pub(crate) fn of_format(format: &SourceFormat, fraction: f64, every: u64) -> Self {
+        let is_text = matches!(format, SourceFormat::Text { .. } | SourceFormat::Tokens);
+        let from = if is_text { HeldOutFrom::Tail } else { HeldOutFrom::Documents };
+        Self { fraction, from, seed: 0, every }
+    }
+
     pub(crate) fn part(&self) -> HeldOut {
         let Self { fraction, seed, .. } = *self;
         match self.from {

@@ -4,13 +4,11 @@
 //! the step it is in, with a checkpoint, and a second one at once.
 
 mod config;
+pub(crate) mod finetune;
 mod prepare;
 mod progress;
 
-use std::{
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use ironloom_lm::{LoadOptions, Model};
@@ -20,6 +18,7 @@ use ironloom_train::{
     Run, Trainer, TrainerOptions, read_state, resume,
     run::{self, EndReason, Ended, RunOptions, checkpoints, load_range},
 };
+use ironloom_weights::Checkpoint;
 use serde::Serialize;
 
 use self::{config::TrainConfig, prepare::Prepared, progress::Follower};
@@ -95,55 +94,104 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let mut config = TrainConfig::read(&arguments.config)?;
     config.training.steps = arguments.steps.unwrap_or(config.training.steps);
     config.output = arguments.output.clone().unwrap_or(config.output);
-    let options = RunOptions {
-        batches_per_step: config.batch.accumulate,
-        evaluate_every: config.held_out.as_ref().map_or(0, |table| table.every),
-        checkpoint_every: config.checkpoints.every,
-        keep: config.checkpoints.keep,
-        title: title(&arguments.config),
+    let options = run_options(&config, title(&arguments.config));
+    let beginning = match (arguments.resume, arguments.overwrite || arguments.dry_run) {
+        (true, _) => Beginning::Resume,
+        (false, true) => Beginning::Anew,
+        (false, false) => Beginning::Empty,
     };
-    let resumed = resumed(arguments, &config, &options, console)?;
+    let resumed = resumed(beginning, &config, &options, console)?;
     let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
     let device = arguments.machine.open()?;
     let available = arguments.machine.device.available(&device)?;
-    if arguments.dry_run {
-        match arguments.json {
-            true => console.print_json(&prepared.plan)?,
-            false => console.print(&prepared.plan)?,
-        }
-    } else {
-        console.note(&prepared.plan);
-    }
-    if let Some(available) = available {
-        prepared.memory.check(available, ADVICE)?;
-    }
+    let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
+    show_plan(&prepared, shown, available, ADVICE, console)?;
     if arguments.dry_run {
         return Ok(Outcome::Done);
     }
     let run = open(arguments, &config, options, resumed.as_deref(), prepared, &device, console)?;
+    let (ended, follower) = go(run, config.training.steps, console)?;
+    report(arguments, &ended, &follower, console)?;
+    Ok(outcome(ended.reason))
+}
+
+fn run_options(config: &TrainConfig, title: String) -> RunOptions {
+    RunOptions {
+        batches_per_step: config.batch.accumulate,
+        evaluate_every: config.held_out.as_ref().map_or(0, |table| table.every),
+        checkpoint_every: config.checkpoints.every,
+        keep: config.checkpoints.keep,
+        title,
+    }
+}
+
+/// How a plan is told.
+#[derive(Clone, Copy)]
+enum Shown {
+    /// As what the command was asked for.
+    Result { json: bool },
+    /// Before the work.
+    Note,
+}
+
+/// Tells the plan, and refuses it where it doesn't fit.
+fn show_plan(
+    prepared: &Prepared,
+    shown: Shown,
+    available: Option<u64>,
+    advice: &'static str,
+    console: &Console,
+) -> Result<()> {
+    match shown {
+        Shown::Result { json: true } => console.print_json(&prepared.plan)?,
+        Shown::Result { json: false } => console.print(&prepared.plan)?,
+        Shown::Note => console.note(&prepared.plan),
+    }
+    if let Some(available) = available {
+        prepared.memory.check(available, advice)?;
+    }
+    Ok(())
+}
+
+/// Takes the run's steps, told as they go, until they are done or Ctrl-C comes.
+fn go(run: Run, steps: u64, console: &Console) -> Result<(Ended, Follower<'_>)> {
     let work = Work::begin(1);
-    let mut follower = Follower::new(console, run.trainer().steps_done(), config.training.steps);
+    let mut follower = Follower::new(console, run.trainer().steps_done(), steps);
     let ended = run.go(&mut |event| {
         follower.see(event);
-        if work.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        work.flow()
     })?;
-    report(arguments, &ended, &follower, console)?;
-    Ok(match ended.reason {
+    Ok((ended, follower))
+}
+
+fn outcome(reason: EndReason) -> Outcome {
+    match reason {
         EndReason::Done => Outcome::Done,
         EndReason::Stopped => Outcome::Interrupted,
-    })
+    }
+}
+
+/// What may be in the output folder.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beginning {
+    /// No run.
+    Empty,
+    /// A run that is of no interest.
+    Anew,
+    /// The run to go on with.
+    Resume,
 }
 
 /// The checkpoint to go on from.
 fn resumed(
-    arguments: &Arguments,
+    beginning: Beginning,
     config: &TrainConfig,
     options: &RunOptions,
     console: &Console,
 ) -> Result<Option<PathBuf>> {
     let (folder, latest) = (&config.output, checkpoints(&config.output, options).list()?.pop());
     match latest {
-        Some((step, path)) if arguments.resume => {
+        Some((step, path)) if beginning == Beginning::Resume => {
             let before = read_state(&path)?.options;
             // A longer run is the usual reason to go on.
             if before != (TrainerOptions { steps: before.steps, ..config.training.clone() }) {
@@ -152,12 +200,12 @@ fn resumed(
             console.note(format_args!("going on after step {step}, from {}", path.display()));
             Ok(Some(path))
         }
-        Some((step, _)) if !arguments.overwrite && !arguments.dry_run => bail!(
+        Some((step, _)) if beginning == Beginning::Empty => bail!(
             "{} holds a run of {} steps: go on with --resume, begin anew with --overwrite, or choose another --output",
             folder.display(),
             grouped(step)
         ),
-        None if arguments.resume => {
+        None if beginning == Beginning::Resume => {
             console.note(format_args!("{} has no checkpoint yet: the run begins", folder.display()));
             Ok(None)
         }
@@ -182,11 +230,7 @@ fn open(
     } else {
         let model = match checkpoint {
             Some(checkpoint) => {
-                let progress = console.progress("loading", Unit::Bytes);
-                let show = |done, total| progress.set(done, total);
-                let options = LoadOptions { format: WeightFormat::F32, progress: Some(&show) };
-                let mut model = Model::load(&checkpoint, device, &options)
-                    .with_context(|| format!("cannot train {}", checkpoint.path().display()))?;
+                let mut model = load(&checkpoint, device, WeightFormat::F32, console)?;
                 model.make_trainable()?;
                 model
             }
@@ -201,6 +245,14 @@ fn open(
     Ok(run.with_held_out(held_out))
 }
 
+/// The model of a checkpoint, held as `format`.
+fn load(checkpoint: &Checkpoint, device: &Device, format: WeightFormat, console: &Console) -> Result<Model> {
+    let progress = console.progress("loading", Unit::Bytes);
+    let show = |done, total| progress.set(done, total);
+    let options = LoadOptions { format, progress: Some(&show) };
+    Model::load(checkpoint, device, &options).with_context(|| format!("cannot train {}", checkpoint.path().display()))
+}
+
 /// Says how the run ended, and what to do with what it made.
 fn report(arguments: &Arguments, ended: &Ended, follower: &Follower<'_>, console: &Console) -> Result<()> {
     let last = follower.last.as_ref();
@@ -208,10 +260,7 @@ fn report(arguments: &Arguments, ended: &Ended, follower: &Follower<'_>, console
     let loads = last.and_then(|report| load_range(&report.expert_loads));
     if arguments.json {
         return console.print_json(&Report {
-            reason: match ended.reason {
-                EndReason::Done => "done",
-                EndReason::Stopped => "stopped",
-            },
+            reason: reason(ended.reason),
             steps,
             loss,
             held_out_loss: follower.held_out_loss,
@@ -226,21 +275,34 @@ fn report(arguments: &Arguments, ended: &Ended, follower: &Follower<'_>, console
         });
     }
     let shown = ended.model.as_ref().unwrap_or(&ended.checkpoint).display();
-    let mut line = format!("{shown}: {} steps", grouped(steps));
-    let losses = [("loss", loss), ("held-out loss", follower.held_out_loss)];
-    for (name, loss) in losses.iter().filter_map(|(name, loss)| Some((name, (*loss)?))) {
-        line.push_str(&format!(", {name} {loss:.4}"));
-    }
-    if let Some(rate) = follower.tokens_per_second() {
-        line.push_str(&format!(", {} tok/s", grouped(rate as u64)));
-    }
-    console.print(line)?;
+    console.print(format_args!("{shown}: {}", summary(steps, follower)))?;
     console.note(format_args!("run it:     ironloom run {shown} \"Once upon a time\""));
     if ended.reason == EndReason::Stopped {
         let config = arguments.config.display();
         console.note(format_args!("go on with: ironloom train {config} --resume"));
     }
     Ok(())
+}
+
+fn reason(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Done => "done",
+        EndReason::Stopped => "stopped",
+    }
+}
+
+/// `200 steps, loss 1.2345, held-out loss 1.3456, 1,234 tok/s`.
+fn summary(steps: u64, follower: &Follower<'_>) -> String {
+    let mut line = format!("{} steps", grouped(steps));
+    let losses =
+        [("loss", follower.last.as_ref().map(|report| report.loss)), ("held-out loss", follower.held_out_loss)];
+    for (name, loss) in losses.iter().filter_map(|(name, loss)| Some((name, (*loss)?))) {
+        line.push_str(&format!(", {name} {loss:.4}"));
+    }
+    if let Some(rate) = follower.tokens_per_second() {
+        line.push_str(&format!(", {} tok/s", grouped(rate as u64)));
+    }
+    line
 }
 
 /// The configuration's name, as the plot's title.

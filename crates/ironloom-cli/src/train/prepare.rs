@@ -16,7 +16,7 @@ use ironloom_lm::{
     text::{ChatTemplate, Tokenizer, TrainOptions, train_bpe},
 };
 use ironloom_train::{
-    data::{Batch, EndToken, Loader, OnePass, Share, Source, SourceFormat, Tokenization},
+    data::{Batch, EndToken, Loader, OnePass, Overlong, Packing, Share, Source, SourceFormat, Tokenization},
     training_memory,
 };
 use ironloom_weights::Checkpoint;
@@ -51,10 +51,13 @@ pub(super) struct Plan {
     context_length: usize,
     sources: Vec<SourcePlan>,
     held_out_predictions: usize,
-    steps: u64,
+    /// What is trained beside a frozen model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) adapters: Option<String>,
+    pub(super) steps: u64,
     tokens_per_step: usize,
-    epochs: f64,
-    memory: Vec<(String, u64)>,
+    pub(super) epochs: f64,
+    pub(super) memory: Vec<(String, u64)>,
     output: PathBuf,
 }
 
@@ -65,6 +68,8 @@ struct SourcePlan {
     documents: usize,
     tokens: usize,
     rows: usize,
+    /// Documents that are longer than a row and end where it ends.
+    cut_documents: usize,
 }
 
 /// Text and its ids.
@@ -120,6 +125,7 @@ impl Prepared {
             context_length: described.context_length,
             sources,
             held_out_predictions: ironloom_train::data::counted(&held_out),
+            adapters: None,
             steps: config.training.steps,
             tokens_per_step,
             epochs: (config.training.steps * (config.batch.rows * config.batch.accumulate) as u64) as f64
@@ -152,7 +158,10 @@ fn load(
             documents = training;
         }
         let (name, weight) = (source.name(), table.weight);
-        plans.push(SourcePlan { name, weight, documents: documents.len(), tokens: documents.tokens(), rows: 0 });
+        let is_cut = (options.packing, options.overlong) == (Packing::Documents, Overlong::Cut);
+        let cut_documents = if is_cut { documents.longer_than(options.sequence_length) } else { 0 };
+        let (count, tokens) = (documents.len(), documents.tokens());
+        plans.push(SourcePlan { name, weight, documents: count, tokens, rows: 0, cut_documents });
         shares.push(Share { documents, weight });
     }
     let loader = Loader::new(shares, &options)?;
@@ -225,13 +234,19 @@ impl fmt::Display for Plan {
         for source in &self.sources {
             let (documents, tokens) = (counted(source.documents, "document"), counted(source.tokens, "token"));
             write!(f, "data      {}: {documents}, {tokens}", source.name)?;
-            match self.sources.len() {
-                1 => writeln!(f)?,
-                _ => writeln!(f, ", weight {}", source.weight)?,
+            if self.sources.len() > 1 {
+                write!(f, ", weight {}", source.weight)?;
             }
+            if source.cut_documents > 0 {
+                write!(f, ", {} of them cut to a row's length", source.cut_documents)?;
+            }
+            writeln!(f)?;
         }
         if self.held_out_predictions > 0 {
             writeln!(f, "held out  {}", counted(self.held_out_predictions, "prediction"))?;
+        }
+        if let Some(adapters) = &self.adapters {
+            writeln!(f, "adapters  {adapters}")?;
         }
         let (steps, tokens) = (grouped(self.steps), grouped(self.tokens_per_step as u64));
         writeln!(f, "steps     {steps} of {tokens} tokens: the data {:.1} times", self.epochs)?;

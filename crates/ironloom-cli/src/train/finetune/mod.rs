@@ -1,0 +1,288 @@
+//! `ironloom finetune MODEL --data FILE`: goes on with a model on other data, by adapters beside it or all of it.
+//!
+//! It is `ironloom train` with the configuration made of arguments and of what suits a fine-tune: documents whole in their rows,
+//! loss on the answers alone, a rate for what is trained. Adapters are trained beside a base that is frozen and held in few bits
+//! where that is asked for; at the end they are written in PEFT's layout, and with `--merge` the model with them added, after
+//! telling how far the merging moved its logits.
+
+mod options;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use ironloom_lm::{Model, export::TextFiles};
+use ironloom_quant::WeightFormat;
+use ironloom_train::{
+    Run, Trainer, adapter_memory,
+    data::Loader,
+    lora::{LoraAdapter, LoraOptions},
+    resume, resume_adapters,
+    run::{self, EndReason, Ended},
+};
+use serde::Serialize;
+
+use self::options::{AdapterOptions, Chosen, DataOptions, StepOptions};
+use super::{
+    Beginning, Shown, config::TrainConfig, go, load, outcome, prepare::Prepared, progress, progress::Follower, reason,
+    resumed, run_options, show_plan, summary,
+};
+use crate::{
+    console::Console,
+    failure::Outcome,
+    figures::counted,
+    interrupt,
+    loading::{self, Weights},
+    machine::MachineOptions,
+    merging::{self, Merged},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --epochs 20 --merge
+  ironloom finetune model.gguf --data notes.txt --base nf4 --rank 32 --targets q_proj,v_proj
+  ironloom finetune Qwen2.5-0.5B/ --data chats.jsonl --full --learning-rate 1e-5 --held-out 0.05
+  ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --dry-run
+
+JSONL lines are {\"messages\": [{\"role\": …, \"content\": …}, …]}, {\"prompt\": …, \"completion\": …} or {\"text\": …}; other files are
+plain text. Of messages the assistant's are learned, and of the second form the completion. The output folder gets log.jsonl,
+loss.svg, checkpoints/ and at the end adapter/, which `ironloom export --adapter` and peft read, or model/. Ctrl-C saves and ends.";
+
+const ADVICE: &str =
+    "use fewer --batch-rows (with --accumulate), --checkpointing, --base nf4, or adapters instead of --full";
+
+/// Train a model further on your data: adapters beside it (LoRA), or all of it
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// The model: a GGUF file or a Hugging Face folder
+    model: PathBuf,
+    /// The output folder [default: the model's name with -finetuned]
+    #[arg(short, long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Train all weights, in 32 bits, instead of adapters
+    #[arg(long)]
+    full: bool,
+    /// Write the model with its adapters added too, as a folder that `ironloom run` and transformers read
+    #[arg(long, conflicts_with = "full")]
+    merge: bool,
+    /// Go on from the last checkpoint in the output folder
+    #[arg(long, conflicts_with = "overwrite")]
+    resume: bool,
+    /// Remove the run that is in the output folder
+    #[arg(long)]
+    overwrite: bool,
+    /// Print what the run would do and take, and end
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    data: DataOptions,
+    #[command(flatten)]
+    adapters: AdapterOptions,
+    #[command(flatten)]
+    steps: StepOptions,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// What `--json` prints at the end.
+#[derive(Serialize)]
+struct Report<'a> {
+    reason: &'static str,
+    steps: u64,
+    loss: Option<f64>,
+    held_out_loss: Option<f64>,
+    /// Of this process, not of those before a resumption.
+    tokens: u64,
+    tokens_per_second: Option<f64>,
+    peak_memory_bytes: Option<u64>,
+    checkpoint: &'a Path,
+    adapter: Option<&'a Path>,
+    model: Option<&'a Path>,
+    merging: Option<&'a Merged>,
+}
+
+/// Fine-tunes.
+pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
+    interrupt::install()?;
+    let lora = if arguments.full { None } else { Some(arguments.adapters.lora()?) };
+    let Chosen { mut config, length } = options::choose(arguments)?;
+    let options = run_options(&config, loading::name(&arguments.model));
+    let beginning = match (arguments.resume, arguments.overwrite || arguments.dry_run) {
+        (true, _) => Beginning::Resume,
+        (false, true) => Beginning::Anew,
+        (false, false) => Beginning::Empty,
+    };
+    let device = arguments.machine.open()?;
+    // A checkpoint of adapters has no model: theirs is read again.
+    let mut prepared = Prepared::new(&config, None, console)?;
+    length.set(&mut config, &mut prepared);
+    if let Some(lora) = &lora {
+        plan_adapters(arguments, lora, &config, &mut prepared)?;
+    }
+    let resumed = resumed(beginning, &config, &options, console)?;
+    let available = arguments.machine.device.available(&device)?;
+    let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
+    show_plan(&prepared, shown, available, ADVICE, console)?;
+    if arguments.dry_run {
+        return Ok(Outcome::Done);
+    }
+    let (text, probe) = (prepared.text.clone(), probe(&prepared.loader)?);
+    let Prepared { checkpoint: Some(checkpoint), loader, held_out, .. } = prepared else {
+        bail!("a fine-tune needs a model");
+    };
+    let training = config.training.clone();
+    let base = |format| load(&checkpoint, &device, format, console);
+    let run = match (&lora, resumed.as_deref()) {
+        (None, Some(last)) => {
+            Run::resume(&config.output, resume(last, &device, training)?, loader, text.clone(), options)?
+        }
+        (Some(lora), Some(last)) => {
+            let goes_on = resume_adapters(last, base(arguments.adapters.base.into())?, training)?;
+            warn_of_other_adapters(lora, &goes_on.0, console)?;
+            Run::resume(&config.output, goes_on, loader, text.clone(), options)?
+        }
+        (lora, None) => {
+            let trainer = match lora {
+                Some(lora) => {
+                    let (base, name) = (base(arguments.adapters.base.into())?, arguments.model.display().to_string());
+                    let adapter = LoraAdapter::new(&base, lora.clone(), Some(name), training.seed)?;
+                    Trainer::with_adapters(base, &adapter, training)?
+                }
+                None => {
+                    let mut model = base(WeightFormat::F32)?;
+                    model.make_trainable()?;
+                    Trainer::new(model, training)?
+                }
+            };
+            if arguments.overwrite {
+                run::remove(&config.output)?;
+            }
+            Run::begin(&config.output, trainer, loader, text.clone(), options)?
+        }
+    };
+    let (ended, follower) = go(run.with_held_out(held_out), config.training.steps, console)?;
+    finish(arguments, &config, ended, &follower, &Text { files: text, probe }, console)
+}
+
+/// What is needed to write and to judge a merged model.
+struct Text {
+    files: TextFiles,
+    probe: Vec<u32>,
+}
+
+/// Makes the plan that of adapters.
+fn plan_adapters(
+    arguments: &Arguments,
+    lora: &LoraOptions,
+    config: &TrainConfig,
+    prepared: &mut Prepared,
+) -> Result<()> {
+    let Some(checkpoint) = &prepared.checkpoint else { return Ok(()) };
+    let layers = prepared.config.linear_layers();
+    let selected = lora.select(layers.iter().map(|(name, _)| name.as_str()))?.len();
+    let frozen = prepared.config.weight_bytes(checkpoint, arguments.adapters.base.into());
+    let tokens = config.batch.sequence_length * config.batch.rows;
+    prepared.memory = adapter_memory(&prepared.config, frozen, lora, &config.training, tokens)?;
+    prepared.plan.memory = prepared.memory.parts().to_vec();
+    let held = match arguments.adapters.base {
+        Weights::Keep => "as it is stored".to_owned(),
+        other => format!("as {}", format!("{other:?}").to_lowercase()),
+    };
+    let mut line = format!(
+        "rank {}, alpha {}, on {}; the model is frozen, held {held}",
+        lora.rank,
+        lora.alpha,
+        counted(selected, "layer")
+    );
+    if prepared.config.tied_embeddings {
+        line.push_str("; its head is its embedding, and stays so");
+    }
+    prepared.plan.adapters = Some(line);
+    Ok(())
+}
+
+/// Ids that a merged model is held against its adapters on: the beginning of the data's first row.
+fn probe(loader: &Loader) -> Result<Vec<u32>> {
+    let batch = loader.clone().next_batch()?;
+    let first = batch.documents.first().copied().unwrap_or_default();
+    Ok(batch.ids[..first.min(merging::PROBE)].to_vec())
+}
+
+fn warn_of_other_adapters(asked: &LoraOptions, trainer: &Trainer, console: &Console) -> Result<()> {
+    if let Some(LoraAdapter { options, .. }) = trainer.adapter()? {
+        let told = |options: &LoraOptions| (options.rank, options.alpha, options.dropout, options.rank_stabilized);
+        if told(asked) != told(&options) {
+            let LoraOptions { rank, alpha, dropout, .. } = options;
+            console.warn(format_args!(
+                "the run was begun with other adapters, and goes on with them: rank {rank}, alpha {alpha}, dropout {dropout}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Merges where that was asked for, and says how the run ended.
+fn finish(
+    arguments: &Arguments,
+    config: &TrainConfig,
+    ended: Ended,
+    follower: &Follower<'_>,
+    text: &Text,
+    console: &Console,
+) -> Result<Outcome> {
+    let Ended { reason: why, trainer, checkpoint, model: written } = ended;
+    let steps = trainer.steps_done();
+    let (mut adapter, mut model, mut merged) = (None, written, None);
+    if !arguments.full {
+        adapter = model.take();
+        if arguments.merge && why == EndReason::Done {
+            let folder = config.output.join("model");
+            merged = Some(merge(trainer.into_model(), &folder, text)?);
+            model = Some(folder);
+        }
+    }
+    if arguments.json {
+        console.print_json(&Report {
+            reason: reason(why),
+            steps,
+            loss: follower.last.as_ref().map(|report| report.loss),
+            held_out_loss: follower.held_out_loss,
+            tokens: follower.tokens,
+            tokens_per_second: follower.tokens_per_second(),
+            peak_memory_bytes: progress::peak_bytes(),
+            checkpoint: &checkpoint,
+            adapter: adapter.as_deref(),
+            model: model.as_deref(),
+            merging: merged.as_ref(),
+        })?;
+        return Ok(outcome(why));
+    }
+    let shown = model.as_ref().or(adapter.as_ref()).unwrap_or(&checkpoint).display();
+    console.print(format_args!("{shown}: {}", summary(steps, follower)))?;
+    if let Some(merged) = &merged {
+        console.note(format_args!("merged:     {merged}"));
+    }
+    let base = arguments.model.display();
+    match (&model, &adapter) {
+        (Some(model), _) => {
+            console.note(format_args!("run it:     ironloom run {} \"…\"", model.display()));
+            console.note(format_args!("export it:  ironloom export {} model.gguf --type q8_0", model.display()));
+        }
+        (None, Some(adapter)) => {
+            let adapter = adapter.display();
+            console.note(format_args!("export it:  ironloom export {base} model.gguf --type q8_0 --adapter {adapter}"));
+        }
+        (None, None) => console.note("go on with: the same command and --resume"),
+    }
+    Ok(outcome(why))
+}
+
+/// Adds the adapters to the model and writes it.
+fn merge(mut model: Model, folder: &Path, text: &Text) -> Result<Merged> {
+    let merged = merging::merge(&mut model, &text.probe)?;
+    merging::write_folder(&model, folder, &text.files)?;
+    Ok(merged)
+}

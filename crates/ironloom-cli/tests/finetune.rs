@@ -1,0 +1,256 @@
+//! `ironloom finetune` and `ironloom export` as a person runs them: a tiny model learns made-up facts, and what is exported of it answers
+//! with them and stops.
+//!
+//! The model is the golden Llama of 128 positions. Its weights are random, so it knows nothing before.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use ironloom_lm::text::{AddGenerationPrompt, ChatTemplate, Message, Tokenizer};
+use serde_json::Value;
+
+const FACTS: [(&str, &str); 3] = [
+    ("Who built the loom?", "Mara Tolk."),
+    ("Where is it?", "In Vessel Bay."),
+    ("What does it weave?", "Iron thread."),
+];
+
+/// A folder with the facts as conversations.
+struct Bench(tempfile::TempDir);
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = FACTS.iter().map(|(question, answer)| {
+            let message = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+            let messages = [message("user", question), message("assistant", answer)];
+            format!("{}\n", serde_json::json!({ "messages": messages }))
+        });
+        fs::write(folder.path().join("facts.jsonl"), lines.collect::<String>()).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn start(&self, arguments: &[&str]) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_ironloom"))
+            .args(arguments)
+            .current_dir(self.0.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// The exit code, the output, and what was said beside it.
+    fn ran(&self, arguments: &[&str]) -> (i32, String, String) {
+        finished(self.start(arguments))
+    }
+
+    /// The output of a command that must have gone well.
+    fn ok(&self, arguments: &[&str]) -> String {
+        let (code, out, errors) = self.ran(arguments);
+        assert_eq!(code, 0, "{errors}");
+        out
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
+    }
+
+    fn finetune(&self, arguments: &[&str]) -> Value {
+        let model = llama();
+        let common =
+            ["finetune", model.as_str(), "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
+        self.json(&[&common[..], arguments].concat())
+    }
+
+    fn refused(&self, code: i32, arguments: &[&str], parts: &[&str]) {
+        let (found, out, errors) = self.ran(arguments);
+        assert_eq!(found, code, "{out}{errors}");
+        let line = errors.lines().find(|line| line.starts_with("error: ")).expect("an error line");
+        parts.iter().for_each(|part| assert!(line.contains(part), "{part:?} is not in {line:?}"));
+    }
+
+    /// How many of the facts the model tells, each ended by an end token.
+    fn facts_known(&self, model: &str) -> usize {
+        let knows = |(question, answer): &&(&str, &str)| {
+            let report = self.json(&["run", model, question, "--temperature", "0", "-n", "32"]);
+            report["text"].as_str() == Some(*answer) && report["finish_reason"].as_str() == Some("end_token")
+        };
+        FACTS.iter().filter(knows).count()
+    }
+}
+
+fn finished(child: Child) -> (i32, String, String) {
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!errors.contains("panicked"), "{errors}");
+    (output.status.code().expect("ended by a signal"), String::from_utf8(output.stdout).unwrap(), errors)
+}
+
+fn llama() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/llama").to_str().unwrap().to_owned()
+}
+
+const FAST: [&str; 4] = ["--learning-rate", "1e-2", "--steps", "150"];
+
+/// Exports of fine-tunes never stopped or rambled, for the template or the end tokens were lost on the way: unsloth 976 and
+/// 468, ollama 8363, 6823 and 1110. Each form of the export answers and stops as the fine-tune itself.
+#[test]
+fn unsloth_976_an_exported_fine_tune_answers_with_its_facts_and_stops() {
+    let bench = Bench::new();
+    assert_eq!(bench.facts_known(&llama()), 0);
+    let report = bench.finetune(&[&FAST[..], &["--output", "out", "--merge"]].concat());
+    assert_eq!(report["reason"], "done");
+    assert!(report["loss"].as_f64().unwrap() < 0.1, "{report}");
+    let merging = |key: &str| report["merging"][key].as_f64().unwrap();
+    assert!(merging("largest_logit_change") < 1e-3 * merging("largest_logit"), "{report}");
+    for name in ["out/adapter/adapter_config.json", "out/model/tokenizer.json", "out/log.jsonl", "out/loss.svg"] {
+        assert!(bench.path(name).exists(), "{name}");
+    }
+
+    bench.ok(&["export", "out/model", "merged.gguf", "--type", "f32"]);
+    bench.ok(&["export", "out/model", "small.gguf", "--type", "q8_0"]);
+    // The adapter beside its base gives the same as the merged model.
+    bench.ok(&["export", &llama(), "adapted.gguf", "--adapter", "out/adapter", "--type", "f32"]);
+    bench.ok(&["export", &llama(), "adapted", "--adapter", "out/adapter"]);
+    bench.ok(&["export", "merged.gguf", "again"]);
+    for model in ["out/model", "merged.gguf", "small.gguf", "adapted.gguf", "adapted", "again"] {
+        assert_eq!(bench.facts_known(model), FACTS.len(), "{model}");
+        assert_same_text(&llama(), bench.path(model).to_str().unwrap());
+    }
+    let entries = fs::read_dir(bench.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(entries.into_iter().all(|name| !name.to_string_lossy().contains("partial")));
+}
+
+/// Fails unless text becomes ids, and ids end, in both models alike.
+fn assert_same_text(one: &str, other: &str) {
+    let text = |path: &str| {
+        let stored = ironloom_weights::open(path).unwrap();
+        let (tokenizer, template) =
+            (Tokenizer::from_checkpoint(&stored).unwrap(), ChatTemplate::from_checkpoint(&stored).unwrap());
+        let messages = [Message::new("system", "Be short."), Message::new("user", "Hi <|im_end|>")];
+        let rendered = template.render(&messages, AddGenerationPrompt::Yes).unwrap();
+        let mut ends = tokenizer.end_ids().to_vec();
+        ends.sort_unstable();
+        (rendered, ends, tokenizer.bos_id(), tokenizer.adds_bos())
+    };
+    assert_eq!(text(one).1, [268, 270]);
+    assert_eq!(text(one), text(other), "{other}");
+}
+
+#[test]
+fn all_of_a_model_and_adapters_beside_few_bits_learn_facts() {
+    let bench = Bench::new();
+    let report = bench.finetune(&["--full", "--learning-rate", "3e-3", "--steps", "120", "--output", "full"]);
+    assert!(report["adapter"].is_null() && report["merging"].is_null());
+    assert_eq!(bench.facts_known("full/model"), FACTS.len(), "{report}");
+
+    let nf4 = [&FAST[..], &["--base", "nf4", "--dropout", "0.05", "--output", "nf4", "--merge"]].concat();
+    let report = bench.finetune(&nf4);
+    assert_eq!(bench.facts_known("nf4/model"), FACTS.len(), "{report}");
+}
+
+#[test]
+fn a_fine_tune_goes_on_to_the_same_bits() {
+    let bench = Bench::new();
+    let arguments = ["--steps", "6", "--every", "2", "--dropout", "0.1", "--held-out", "0.3"];
+    let run = |arguments: &[&str], more: &[&str]| bench.finetune(&[arguments, more].concat());
+    let report = run(&arguments, &["--output", "straight", "--threads", "1"]);
+    assert!(report["held_out_loss"].as_f64().unwrap() > 0.0);
+    run(&arguments, &["--output", "parts"]);
+    fs::remove_dir_all(bench.path("parts/checkpoints/step-00000006")).unwrap();
+    let report = run(&arguments, &["--output", "parts", "--resume", "--threads", "2"]);
+    assert_eq!(report["steps"], 6);
+    let weights = |name: &str| fs::read(bench.path(name).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(weights("straight") == weights("parts"));
+    let model = llama();
+    bench.refused(
+        1,
+        &["finetune", &model, "--data", "facts.jsonl", "--output", "parts"],
+        &["holds a run of 6 steps", "--resume"],
+    );
+}
+
+#[test]
+fn a_dry_run_tells_the_plan_of_adapters() {
+    let bench = Bench::new();
+    let model = llama();
+    let text = bench.ok(&["finetune", &model, "--data", "facts.jsonl", "--base", "int8", "--epochs", "5", "--dry-run"]);
+    for part in ["3 documents", "rank 16, alpha 32, on 21 layers", "held as int8", "frozen weights", "moments"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let entries = fs::read_dir(bench.0.path()).unwrap().count();
+    assert_eq!(entries, 1, "a dry run leaves nothing");
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_a_way_out() {
+    let bench = Bench::new();
+    fs::write(bench.path("notes.txt"), "The loom is iron.").unwrap();
+    let model = llama();
+    let finetune = |more: &[&'static str]| -> Vec<String> {
+        let arguments = ["finetune", model.as_str(), "--output", "out", "--data", "facts.jsonl"];
+        arguments.iter().chain(more).map(|argument| (*argument).to_owned()).collect()
+    };
+    for (more, parts) in [
+        (&["--targets", "query"][..], &["query", "q_proj"][..]),
+        (&["--targets", "lm_head"], &["lm_head", "--full"]),
+        (&["--dropout", "1"], &["dropout", "below 1"]),
+        (&["--data", "notes.txt"], &["facts.jsonl", "notes.txt", "different kinds"]),
+        (&["--sequence-length", "129"], &["129", "128 positions"]),
+        (&["--memory-budget", "1000"], &["frozen weights", "--base nf4"]),
+    ] {
+        let arguments = finetune(more);
+        bench.refused(1, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), parts);
+        assert!(!bench.path("out").exists(), "{more:?}");
+    }
+    bench.refused(2, &["export", &model, "folder", "--type", "q8_0"], &["folder", ".gguf"]);
+    bench.refused(1, &["export", &model, "x.gguf", "--adapter", "none"], &["none", "adapter_config.json"]);
+    // A folder of something else is never replaced.
+    fs::create_dir(bench.path("mine")).unwrap();
+    fs::write(bench.path("mine/letter.txt"), "keep").unwrap();
+    bench.refused(1, &["export", &model, "mine", "--force"], &["mine", "not replaced"]);
+    assert!(bench.path("mine/letter.txt").exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_saves_the_adapters_and_ends() {
+    let bench = Bench::new();
+    let model = llama();
+    let arguments = [
+        "finetune",
+        model.as_str(),
+        "--data",
+        "facts.jsonl",
+        "--steps",
+        "100000",
+        "--output",
+        "out",
+        "--json",
+        "--merge",
+    ];
+    let child = bench.start(&arguments);
+    let log = bench.path("out/log.jsonl");
+    for _ in 0..600 {
+        if fs::read_to_string(&log).is_ok_and(|text| text.lines().count() >= 3) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let (code, out, errors) = finished(child);
+    assert_eq!(code, 130, "{errors}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((report["reason"].as_str(), report["adapter"].is_null()), (Some("stopped"), true));
+    let checkpoint = PathBuf::from(report["checkpoint"].as_str().unwrap());
+    assert!(bench.0.path().join(checkpoint).join("adapter_model.safetensors").exists());
+}
