@@ -180,6 +180,10 @@ fn a_dry_run_tells_the_plan_and_leaves_nothing() {
     }
     let plan: Value = serde_json::from_str(&bench.ok(&["--dry-run", "--json"])).unwrap();
     assert_eq!(plan["tokens_per_step"], 64);
+    bench.configure(|text| text.replace("every = 3", "every = 3\nbatches = 1"));
+    let less: Value = serde_json::from_str(&bench.ok(&["--dry-run", "--json"])).unwrap();
+    assert!(less["held_out_predictions"].as_u64().unwrap() < plan["held_out_predictions"].as_u64().unwrap());
+    bench.configure(|text| text);
     assert!(!bench.path("out").exists());
     bench.refused(&["--memory-budget", "1000"], &["weights", "activations", "batch.rows", "checkpointing"]);
     assert!(!bench.path("out").exists());

@@ -131,6 +131,8 @@ pub(crate) struct HeldOutTable {
     /// Steps between measurements; 0: only after the last.
     #[serde(default = "evaluate_every")]
     pub(crate) every: u64,
+    /// The most batches of each source that are measured; all where it isn't given.
+    pub(crate) batches: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -398,7 +400,7 @@ impl HeldOutTable {
     pub(crate) fn of_format(format: &SourceFormat, fraction: f64, every: u64) -> Self {
         let is_text = matches!(format, SourceFormat::Text { .. } | SourceFormat::Tokens);
         let from = if is_text { HeldOutFrom::Tail } else { HeldOutFrom::Documents };
-        Self { fraction, from, seed: 0, every }
+        Self { fraction, from, seed: 0, every, batches: None }
     }
 
     pub(crate) fn part(&self) -> HeldOut {

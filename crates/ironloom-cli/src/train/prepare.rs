@@ -152,7 +152,7 @@ fn load(
         let mut documents = source.load(&tokenization)?;
         if let Some(table) = &config.held_out {
             let (training, measured) = documents.split(table.part())?;
-            for batch in OnePass::new(&measured, &options)? {
+            for batch in OnePass::new(&measured, &options)?.take(table.batches.unwrap_or(usize::MAX)) {
                 held_out.push(batch?);
             }
             documents = training;
