@@ -1,7 +1,10 @@
 //! Public faults of training, each as a test named by project and number.
 
 use ironloom_core::{Philox, Threads};
+use ironloom_lm::{Config, DenseShape, ExpertsConfig, FeedForwardConfig, Model};
+use ironloom_tensor::Device;
 use ironloom_train::{
+    Trainer, TrainerOptions,
     data::{
         Batch, Document, DocumentsBuilder, IGNORED, Loader, LoaderOptions, Order, Overlong, Packing, Place, Share,
         counted,
@@ -121,4 +124,39 @@ fn loader(documents: &[Vec<u32>], sequence_length: usize, rows: usize, packing: 
     let shares = vec![Share { documents: builder.finish().unwrap(), weight: 1.0 }];
     let (overlong, order, seed) = (Overlong::Split, Order::Shuffled, 7);
     Loader::new(shares, &LoaderOptions { sequence_length, rows, packing, overlong, order, seed, vocab_size }).unwrap()
+}
+
+/// Routers that choose one expert and renormalize trained without ever moving, since the weight was always 1.
+#[test]
+fn minimind_858_a_router_that_could_not_learn_is_refused() {
+    let config = |per_row, normalize| {
+        let shape =
+            DenseShape { vocab_size: 64, width: 32, layers: 3, heads: 2, kv_heads: 1, head_width: 16, inner_width: 48 };
+        let (dense, moe) = (Config::dense(shape), Config::moe_55m());
+        let experts = moe.experts.map(|experts| ExpertsConfig { per_row, normalize, width: 16, ..experts });
+        let layers = moe.layers[..3].to_vec();
+        let layers = layers.into_iter().zip(&dense.layers).map(|(moe, dense)| match moe.feed_forward {
+            FeedForwardConfig::Routed => moe,
+            FeedForwardConfig::Dense { .. } => dense.clone(),
+        });
+        Config { architecture: moe.architecture, experts, layers: layers.collect(), ..dense }
+    };
+    for (per_row, normalize) in [(1, true), (1, false), (2, true), (2, false)] {
+        let model = Model::untrained(&config(per_row, normalize), &Device::cpu(1), 1).unwrap();
+        let router = |model: &Model| {
+            let parameters = model.parameters();
+            let router = parameters.iter().find(|parameter| parameter.name.ends_with("mlp.gate.weight")).unwrap();
+            router.values.as_f32().unwrap().to_vec()
+        };
+        let before = router(&model);
+        let options = TrainerOptions { balance_loss: 0.0, router_z_loss: 0.0, ..TrainerOptions::default() };
+        match Trainer::new(model, options) {
+            Err(error) => assert!((per_row, normalize) == (1, true) && error.to_string().contains("norm_topk_prob")),
+            Ok(mut trainer) => {
+                let (ids, targets) = (vec![1, 2, 3, 4], vec![2, 3, 4, 5]);
+                trainer.step(&[Batch { ids, targets, documents: vec![4] }]).unwrap();
+                assert_ne!(router(trainer.model()), before, "{per_row} {normalize}");
+            }
+        }
+    }
 }

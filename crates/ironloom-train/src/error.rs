@@ -71,6 +71,15 @@ pub enum Error {
     /// A model without trainable tensors.
     #[error("nothing in the model is trainable: load it with dense weights, or attach adapters")]
     NothingToTrain,
+    /// Training asked for elsewhere than on the processor.
+    #[error("training runs on the processor only so far, and {device} was chosen: choose the device cpu")]
+    DeviceNotSupported { device: String },
+    /// A routed model that goes to one expert a row and divides its weight by itself.
+    #[error(
+        "the model sends each row to one expert and normalizes its weight, which is then always 1: the router gets no gradient \
+         (set norm_topk_prob to false, or two experts a row)"
+    )]
+    RouterWithoutGradient,
     /// A step without a prediction to learn from.
     #[error(
         "none of the step's predictions counts: its answers may all be longer than the sequence, or the data be prompts only"

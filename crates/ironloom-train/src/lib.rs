@@ -31,4 +31,4 @@ pub use run::Run;
 pub use saved_tensor::{SavedTensor, SavedValues};
 pub use schedule::{Decay, Schedule};
 pub use spike_guard::{SpikeGuard, SpikeGuardOptions, SpikeGuardState, Verdict};
-pub use trainer::{StepReport, Trainer, TrainerOptions, TrainerState};
+pub use trainer::{StepReport, Trainer, TrainerOptions, TrainerState, check_device};

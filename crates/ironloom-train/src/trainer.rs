@@ -9,7 +9,7 @@
 //! optimizer's moments, the weights' average and [`TrainerState`].
 
 use ironloom_lm::{Model, ParameterRole, TrainingPass, TrainingRows};
-use ironloom_tensor::{Context, Gradients, Tape, Tensor, ops::RouterLosses};
+use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor, ops::RouterLosses};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -140,10 +140,17 @@ impl Trainer {
     /// A trainer of what is trainable in `model`: all of a model of dense weights, the adapters of one with packed ones.
     ///
     /// # Errors
-    /// Nothing in the model is trainable, or an option is out of its range.
+    /// Nothing in the model is trainable, its router could learn nothing, or an option is out of its range.
     pub fn new(model: Model, options: TrainerOptions) -> Result<Self> {
+        check_device(model.device())?;
         if model.parameters().is_empty() {
             return Err(Error::NothingToTrain);
+        }
+        // Of one expert with a normalized weight, the weight is 1 whatever the router says.
+        if model.is_dense()
+            && model.config().experts.as_ref().is_some_and(|experts| experts.normalize && experts.per_row == 1)
+        {
+            return Err(Error::RouterWithoutGradient);
         }
         if !(options.learning_rate.is_finite() && options.learning_rate > 0.0) {
             let (option, value) = ("learning_rate", options.learning_rate);
@@ -219,7 +226,10 @@ impl Trainer {
             tape.backward(&result.loss, Tensor::from_f32(vec![1.0], [1])?, &mut self.gradients)?;
             let nll = result.nll_sum / total as f64;
             report.loss += nll;
-            report.side_loss += f64::from(result.loss.as_f32()?[0]) - nll + tape.side_loss();
+            report.side_loss += tape.side_loss();
+            if pass.z_loss != 0.0 {
+                report.side_loss += f64::from(result.loss.as_f32()?[0]) - nll;
+            }
             add_loads(&mut report.expert_loads, tape.expert_loads(), share);
         }
         let parameters = self.model.parameters();
@@ -362,6 +372,17 @@ impl Trainer {
         self.step = state.step;
         self.guard = SpikeGuard::new(self.options.spike_guard.clone())?.with_state(state.guard.clone());
         Ok(())
+    }
+}
+
+/// Fails on a device that training does not run on yet, for a program to say so before it loads a model.
+///
+/// # Errors
+/// The device is not the processor.
+pub fn check_device(device: &Device) -> Result<()> {
+    match device {
+        Device::Cpu(_) => Ok(()),
+        _ => Err(Error::DeviceNotSupported { device: device.describe() }),
     }
 }
 

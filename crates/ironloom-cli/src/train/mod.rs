@@ -103,6 +103,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let resumed = resumed(beginning, &config, &options, console)?;
     let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
     let device = arguments.machine.open()?;
+    ironloom_train::check_device(&device)?;
     let available = arguments.machine.device.available(&device)?;
     let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
     show_plan(&prepared, shown, available, ADVICE, console)?;
@@ -195,7 +196,7 @@ fn resumed(
             let before = read_state(&path)?.options;
             // A longer run is the usual reason to go on.
             if before != (TrainerOptions { steps: before.steps, ..config.training.clone() }) {
-                console.warn("the options of [training] differ from those the run was begun with");
+                console.warn("the training options differ from those the run was begun with");
             }
             console.note(format_args!("going on after step {step}, from {}", path.display()));
             Ok(Some(path))

@@ -116,6 +116,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
         (false, false) => Beginning::Empty,
     };
     let device = arguments.machine.open()?;
+    ironloom_train::check_device(&device)?;
     // A checkpoint of adapters has no model: theirs is read again.
     let mut prepared = Prepared::new(&config, None, console)?;
     length.set(&mut config, &mut prepared);
