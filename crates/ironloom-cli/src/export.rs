@@ -28,13 +28,13 @@ use crate::{
     interrupt, loading,
     machine::MachineOptions,
     merging::{self, Merged},
-    quantize::{self, GgufOutput},
+    quantize::{self, GgufOutput, GgufType},
 };
 
 const EXAMPLES: &str = "\
 Examples:
   ironloom export SmolLM2-135M-Instruct-finetuned/model facts.gguf --type q8_0
-  ironloom export SmolLM2-135M-Instruct/ facts.gguf --type q4_k --adapter SmolLM2-135M-Instruct-finetuned/adapter
+  ironloom export SmolLM2-135M-Instruct/ facts.gguf --type q4_k_m --adapter SmolLM2-135M-Instruct-finetuned/adapter
   ironloom export SmolLM2-135M-Instruct/ merged/ --adapter SmolLM2-135M-Instruct-finetuned/adapter
   ironloom export model.gguf model/
 
@@ -48,9 +48,9 @@ pub(crate) struct Arguments {
     model: PathBuf,
     /// The GGUF file (NAME.gguf) or the folder to write
     output: PathBuf,
-    /// Type of a GGUF file's matrices: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q6_k, f16, bf16 or f32 [default: f16]
+    /// Type of a GGUF file's matrices: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q4_k, q6_k, f16, bf16 or f32 [default: f16]
     #[arg(long = "type", value_name = "TYPE", value_parser = quantize::parse_type)]
-    dtype: Option<DType>,
+    gguf_type: Option<GgufType>,
     /// Add this adapter to the weights: a folder in PEFT's layout
     #[arg(long, value_name = "FOLDER")]
     adapter: Option<PathBuf>,
@@ -77,16 +77,16 @@ struct Report<'a> {
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let Arguments { model, output, adapter, .. } = arguments;
     let is_gguf = output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-    if !is_gguf && arguments.dtype.is_some_and(|dtype| dtype != DType::F32) {
+    if !is_gguf && arguments.gguf_type.is_some_and(|asked| asked.dtype != DType::F32) {
         let message = "a folder is written in F32: name an output that ends with .gguf for other types".to_owned();
         return Err(Usage(message).into());
     }
     interrupt::install()?;
     check_output(arguments, is_gguf)?;
     let stored = loading::open(model)?;
-    let dtype = arguments.dtype.unwrap_or(DType::F16);
-    let options =
-        GgufOutput { input: model, output, dtype, threads: arguments.machine.threads(), json: arguments.json };
+    let gguf_type = arguments.gguf_type.unwrap_or_else(|| GgufType::plain(DType::F16));
+    let (threads, json) = (arguments.machine.threads(), arguments.json);
+    let options = GgufOutput { input: model, output, gguf_type, threads, json };
     match (adapter, is_gguf) {
         (None, true) => quantize::write(&stored, &options, console),
         (Some(adapter), true) => {

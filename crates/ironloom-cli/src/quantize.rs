@@ -3,13 +3,14 @@
 //! The library writes beside the output and renames when all is there, so an interrupted or failed run leaves nothing.
 
 use std::{
+    fmt,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use ironloom_core::{DType, Threads, format_bytes};
-use ironloom_lm::export::{ExportOptions, ExportReport, to_gguf};
+use ironloom_lm::export::{ExportOptions, ExportReport, Mix, to_gguf};
 use ironloom_weights::Checkpoint;
 use serde::Serialize;
 
@@ -24,14 +25,35 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  ironloom quantize Qwen2.5-0.5B-Instruct/ qwen-q4_k.gguf --type q4_k
+  ironloom quantize Qwen2.5-0.5B-Instruct/ qwen-q4_k_m.gguf --type q4_k_m
   ironloom quantize model-f16.gguf model-q8_0.gguf --type q8_0 --threads 4
   ironloom quantize SmolLM2-135M/ smollm2-bf16.gguf --type bf16 --json
 
 Vectors and routers stay in F32, and matrices that a type does not suit get a larger one; --json lists each.";
 
 /// The types of an output, by their names on the command line.
-const TYPES: &[&str] = &["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q6_k", "f16", "bf16", "f32"];
+const TYPES: &[&str] = &["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q4_k", "q6_k", "f16", "bf16", "f32"];
+
+/// The type of a GGUF file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GgufType {
+    pub(crate) dtype: DType,
+    pub(crate) mix: Mix,
+}
+
+impl GgufType {
+    /// All matrices the same.
+    pub(crate) fn plain(dtype: DType) -> Self {
+        Self { dtype, mix: Mix::Plain }
+    }
+}
+
+impl fmt::Display for GgufType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mix = if self.mix == Mix::Medium { "_M" } else { "" };
+        write!(f, "{}{mix}", self.dtype)
+    }
+}
 
 /// Write a model as a GGUF file in another type
 #[derive(clap::Args)]
@@ -41,9 +63,9 @@ pub(crate) struct Arguments {
     input: PathBuf,
     /// The GGUF file to write
     output: PathBuf,
-    /// Type of the matrices: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q6_k, f16, bf16 or f32
+    /// Type of the matrices: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q4_k, q6_k, f16, bf16 or f32
     #[arg(long = "type", value_name = "TYPE", value_parser = parse_type)]
-    dtype: DType,
+    gguf_type: GgufType,
     /// Replace the output if it exists
     #[arg(long)]
     force: bool,
@@ -59,7 +81,7 @@ pub(crate) struct Arguments {
 struct Report<'a> {
     output: &'a Path,
     #[serde(rename = "type")]
-    dtype: &'static str,
+    gguf_type: String,
     tensors: usize,
     bytes_in: u64,
     bytes_out: u64,
@@ -74,7 +96,7 @@ pub(crate) struct GgufOutput<'a> {
     pub(crate) input: &'a Path,
     pub(crate) output: &'a Path,
     /// The type of the matrices.
-    pub(crate) dtype: DType,
+    pub(crate) gguf_type: GgufType,
     pub(crate) threads: Threads,
     /// Whether one JSON object is printed instead of a line.
     pub(crate) json: bool,
@@ -83,13 +105,14 @@ pub(crate) struct GgufOutput<'a> {
 /// Writes the file.
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     interrupt::install()?;
-    let Arguments { input, output, dtype, json, .. } = arguments;
+    let Arguments { input, output, gguf_type, json, .. } = arguments;
     if output.is_dir() {
         bail!("{} is a folder: name the GGUF file to write", output.display());
     }
     check_output(input, output, arguments.force)?;
     let threads = arguments.machine.threads();
-    write(&loading::open(input)?, &GgufOutput { input, output, dtype: *dtype, threads, json: *json }, console)
+    let target = GgufOutput { input, output, gguf_type: *gguf_type, threads, json: *json };
+    write(&loading::open(input)?, &target, console)
 }
 
 /// Writes `checkpoint` and says what was written.
@@ -97,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
 /// # Errors
 /// The model can't be written as GGUF, or the disk can't be written.
 pub(crate) fn write(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &Console) -> Result<Outcome> {
-    let GgufOutput { output, dtype, json, .. } = target;
+    let GgufOutput { output, gguf_type, json, .. } = target;
     let Some(report) = export(checkpoint, target, console)? else {
         console.note(format_args!("stopped; {} is not written", output.display()));
         return Ok(Outcome::Interrupted);
@@ -107,7 +130,7 @@ pub(crate) fn write(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &
     if *json {
         console.print_json(&Report {
             output,
-            dtype: dtype.name(),
+            gguf_type: gguf_type.to_string(),
             tensors: *tensors,
             bytes_in: *bytes_in,
             bytes_out: *bytes_out,
@@ -126,7 +149,7 @@ pub(crate) fn write(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &
     }
     grouped_by_reason(kept).iter().chain(notes).for_each(|line| console.note(format_args!("note: {line}")));
     let (tensors, before, after) = (counted(*tensors, "tensor"), format_bytes(*bytes_in), format_bytes(*bytes_out));
-    console.print(format_args!("{}: {tensors}, {dtype}, {before} became {after}", output.display()))?;
+    console.print(format_args!("{}: {tensors}, {gguf_type}, {before} became {after}", output.display()))?;
     Ok(Outcome::Done)
 }
 
@@ -144,7 +167,8 @@ fn export(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &Console) -
             resume_unwind(Box::new(Interrupted));
         }
     };
-    let options = ExportOptions { dtype: target.dtype, threads: target.threads.clone(), progress: Some(&progress) };
+    let (GgufType { dtype, mix }, threads) = (target.gguf_type, target.threads.clone());
+    let options = ExportOptions { dtype, mix, threads, progress: Some(&progress) };
     match catch_unwind(AssertUnwindSafe(|| to_gguf(checkpoint, target.output, &options))) {
         Ok(exported) => {
             let cannot = || format!("cannot write {} as {}", target.input.display(), target.output.display());
@@ -197,10 +221,13 @@ fn same_file(a: &Path, b: &Path) -> bool {
 }
 
 /// A type by its name on the command line.
-pub(crate) fn parse_type(name: &str) -> Result<DType, String> {
+pub(crate) fn parse_type(name: &str) -> Result<GgufType, String> {
     let name = name.to_ascii_lowercase();
+    if name == "q4_k_m" {
+        return Ok(GgufType { dtype: DType::Q4_K, mix: Mix::Medium });
+    }
     let known = TYPES.contains(&name.as_str()).then(|| DType::from_name(&name)).flatten();
-    known.ok_or_else(|| format!("the types are {}", TYPES.join(", ")))
+    known.map(GgufType::plain).ok_or_else(|| format!("the types are {}", TYPES.join(", ")))
 }
 
 #[cfg(test)]
@@ -221,7 +248,8 @@ mod tests {
     #[test]
     fn types_are_known_by_name() {
         assert!(TYPES.iter().all(|name| parse_type(name).is_ok()));
-        assert_eq!(parse_type("Q4_K"), Ok(DType::Q4_K));
+        assert_eq!(parse_type("Q4_K"), Ok(GgufType::plain(DType::Q4_K)));
+        assert_eq!(parse_type("q4_k_m").unwrap().to_string(), "Q4_K_M");
         assert!(parse_type("q2_k").unwrap_err().contains("q8_0, q4_0"));
     }
 }

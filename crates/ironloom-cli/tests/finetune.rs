@@ -118,6 +118,7 @@ fn unsloth_976_an_exported_fine_tune_answers_with_its_facts_and_stops() {
 
     bench.ok(&["export", "out/model", "merged.gguf", "--type", "f32"]);
     bench.ok(&["export", "out/model", "small.gguf", "--type", "q8_0"]);
+    bench.ok(&["export", "out/model", "medium.gguf", "--type", "q4_k_m"]);
     // The adapter beside its base gives the same as the merged model.
     bench.ok(&["export", &llama(), "adapted.gguf", "--adapter", "out/adapter", "--type", "f32"]);
     bench.ok(&["export", &llama(), "adapted", "--adapter", "out/adapter"]);
@@ -126,6 +127,8 @@ fn unsloth_976_an_exported_fine_tune_answers_with_its_facts_and_stops() {
         assert_eq!(bench.facts_known(model), FACTS.len(), "{model}");
         assert_same_text(&llama(), bench.path(model).to_str().unwrap());
     }
+    // Rows of 64 take no blocks of 256, so there is a file, and no more is asked of four bits.
+    assert_same_text(&llama(), bench.path("medium.gguf").to_str().unwrap());
     let entries = fs::read_dir(bench.0.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(entries.into_iter().all(|name| !name.to_string_lossy().contains("partial")));
 }

@@ -24,6 +24,7 @@ use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
 
 pub use hugging_face::to_hugging_face;
 pub use trained::{TextFiles, write_trained};
+pub use types::Mix;
 
 use crate::{Config, Error, Result, names::Naming};
 use recipe::Recipe;
@@ -35,6 +36,8 @@ pub struct ExportOptions<'a> {
     /// The type of the matrices: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K or Q6_K. Vectors and routers stay in F32, and
     /// [`ExportReport::kept`] lists the matrices that get a larger type.
     pub dtype: DType,
+    /// Whether some matrices get more bits.
+    pub mix: Mix,
     /// The threads that pack.
     pub threads: Threads,
     /// Called after each tensor with the bytes written and all bytes to write.
@@ -44,7 +47,7 @@ pub struct ExportOptions<'a> {
 impl ExportOptions<'_> {
     /// This type, on all threads, without a report of progress.
     pub fn new(dtype: DType) -> Self {
-        Self { dtype, threads: Threads::all(), progress: None }
+        Self { dtype, mix: Mix::default(), threads: Threads::all(), progress: None }
     }
 }
 
@@ -52,6 +55,7 @@ impl std::fmt::Debug for ExportOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ExportOptions")
             .field("dtype", &self.dtype)
+            .field("mix", &self.mix)
             .field("threads", &self.threads)
             .finish_non_exhaustive()
     }
@@ -93,7 +97,7 @@ pub struct ExportReport {
 /// fit the type; the file cannot be written. `out` is then as it was.
 pub fn to_gguf(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions<'_>) -> Result<ExportReport> {
     let config = Config::from_checkpoint(checkpoint)?;
-    let types = TypePolicy::new(options.dtype, config.tied_embeddings)?;
+    let types = TypePolicy::new(options.dtype, options.mix, config.tied_embeddings, config.layers.len())?;
     let mut plan = match checkpoint.format() {
         Format::Gguf { .. } => Plan {
             metadata: checkpoint.metadata().clone(),
@@ -105,7 +109,7 @@ pub fn to_gguf(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions<'_>)
     };
     // GGUF's version of its packed types; no other was ever released with these types.
     const QUANTIZATION_VERSION: u32 = 2;
-    plan.metadata.insert("general.file_type", types::file_type(options.dtype).unwrap_or_default());
+    plan.metadata.insert("general.file_type", types::file_type(options.dtype, options.mix).unwrap_or_default());
     plan.metadata.insert("general.quantization_version", QUANTIZATION_VERSION);
     check_sources(&plan.recipes, checkpoint)?;
     let mut kept = Vec::new();
