@@ -159,6 +159,13 @@ fn all_of_a_model_and_adapters_beside_few_bits_learn_facts() {
     let nf4 = [&FAST[..], &["--base", "nf4", "--dropout", "0.05", "--output", "nf4", "--merge"]].concat();
     let report = bench.finetune(&nf4);
     assert_eq!(bench.facts_known("nf4/model"), FACTS.len(), "{report}");
+
+    // A GGUF file as the base, whose adapter goes onto the folder of the same model too.
+    let model = format!("{}/model.gguf", llama());
+    let steps = [&["finetune", model.as_str(), "--data", "facts.jsonl", "--sequence-length", "64"], &FAST[..]].concat();
+    bench.json(&[&steps[..], &["--base", "int8", "--rank", "8", "--output", "int8"]].concat());
+    bench.ok(&["export", &llama(), "onto.gguf", "--adapter", "int8/adapter", "--type", "q8_0"]);
+    assert_eq!(bench.facts_known("onto.gguf"), FACTS.len());
 }
 
 #[test]
