@@ -1,17 +1,19 @@
 //! Adapters beside frozen weights, held against peft's: `tests/golden/training/adapters` has the first matrices, the batches of ten
 //! steps, and what the reference made of them.
 
-use std::path::PathBuf;
+use std::{ops::ControlFlow, path::PathBuf};
 
-use ironloom_lm::{LoadOptions, LogitRows, Model, TrainingPass, TrainingRows};
+use ironloom_lm::{LoadOptions, LogitRows, Model, TrainingPass, TrainingRows, export::TextFiles};
 use ironloom_nn::Span;
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor, ops::RouterLosses};
 use ironloom_train::{
-    Schedule, SpikeGuardOptions, Trainer, TrainerOptions,
-    data::Batch,
+    Error, Run, Schedule, SpikeGuardOptions, Trainer, TrainerOptions,
+    data::{Batch, Document, DocumentsBuilder, Loader, LoaderOptions, Order, Overlong, Packing, Place, Share},
     lora::{LoraAdapter, LoraOptions, peft},
     optimizer::{AdamWOptions, OptimizerOptions},
+    resume_adapters,
+    run::{EndReason, Event, RunOptions, checkpoints},
 };
 use ironloom_weights::Checkpoint;
 use serde_json::Value;
@@ -276,6 +278,62 @@ fn dropout_is_the_same_when_a_block_is_run_again_and_gradients_go_through_it() {
     let (up, down) = (moved(step), moved(-2.0 * step));
     let slope = (up - down) / (2.0 * step);
     assert!((slope / square - 1.0).abs() < 5e-3, "{slope} {square}");
+}
+
+fn loader() -> Loader {
+    let mut builder = DocumentsBuilder::new("numbers", 96);
+    let place = Place { path: "numbers".into(), line: None };
+    for number in 0..20_u32 {
+        let ids = (0..16).map(|place| (place * (number % 5 + 1) + number) % 96).collect();
+        builder.push(&Document { ids, learned: None }, &place).unwrap();
+    }
+    let options = LoaderOptions {
+        sequence_length: 32,
+        rows: 2,
+        packing: Packing::Documents,
+        overlong: Overlong::Cut,
+        order: Order::Shuffled,
+        seed: 1,
+        vocab_size: 96,
+    };
+    Loader::new(vec![Share { documents: builder.finish().unwrap(), weight: 1.0 }], &options).unwrap()
+}
+
+#[test]
+fn a_run_of_adapters_goes_back_and_goes_on_beside_its_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut adapter = initial();
+    adapter.options.dropout = 0.1;
+    let run_options = RunOptions { checkpoint_every: 2, ..RunOptions::default() };
+    // After four steps every loss that is larger than the one before is a spike.
+    let spike_guard = SpikeGuardOptions { ratio: 1.000_001, decay: 0.0, patience: 1, settle_steps: 4 };
+    let options = TrainerOptions { spike_guard, steps: 400, learning_rate: 1e-6, ..options() };
+    let trainer = Trainer::with_adapters(model("llama", WeightFormat::Int8), &adapter, options.clone()).unwrap();
+    let run = Run::begin(folder.path(), trainer, loader(), TextFiles::default(), run_options.clone()).unwrap();
+    let mut rollbacks = Vec::new();
+    let ended = run.go(&mut |event| {
+        if let Event::RolledBack { from, to } = event {
+            rollbacks.push((*from, *to));
+        }
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(ended, Err(Error::NoProgress { .. })), "{ended:?}");
+    assert!(rollbacks.len() >= 3 && rollbacks.iter().all(|(from, to)| from > to && to % 2 == 0), "{rollbacks:?}");
+
+    // Without the guard it goes on from there to the end.
+    let steps = rollbacks[rollbacks.len() - 1].1 + 3;
+    let options = TrainerOptions { spike_guard: SpikeGuardOptions::default(), steps, ..options };
+    let last = checkpoints(folder.path(), &run_options).latest().unwrap().unwrap();
+    assert!(!last.join("model.safetensors").exists(), "the base is not written again");
+    let goes_on = resume_adapters(&last, model("llama", WeightFormat::Int8), options).unwrap();
+    assert_eq!(goes_on.0.adapter().unwrap().unwrap().options.dropout, 0.1);
+    let run = Run::resume(folder.path(), goes_on, loader(), TextFiles::default(), run_options).unwrap();
+    let ended = run.go(&mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((ended.reason, ended.trainer.steps_done()), (EndReason::Done, steps));
+    let written = ended.model.unwrap();
+    assert_eq!(written, folder.path().join("adapter"));
+    assert_eq!(peft::load(written).unwrap().layers.len(), 6);
+    assert!(!folder.path().join("model").exists());
 }
 
 #[test]
