@@ -95,12 +95,15 @@ impl Checkpoints {
     /// Writes a checkpoint of where everything stands, then removes the oldest. Gives its folder.
     ///
     /// # Errors
-    /// The disk is full or can't be written, or the model can't be written (see [`write_trained`]). Earlier checkpoints are then as they
+    /// There is a checkpoint of this step, the disk is full or can't be written, or the model can't be written (see [`write_trained`]). Earlier checkpoints are then as they
     /// were.
     pub fn write(&self, trainer: &Trainer, cursor: &Cursor, text: &TextFiles) -> Result<PathBuf> {
         let state = RunState { trainer: trainer.state(), cursor: cursor.clone(), options: trainer.options().clone() };
         let name = format!("{PREFIX}{:08}", state.trainer.step);
         let (target, unfinished) = (self.folder.join(&name), self.folder.join(format!("{name}{UNFINISHED}")));
+        if target.exists() {
+            return Err(Error::FolderInUse { checkpoint: target });
+        }
         let error = |path: &Path| {
             let path = path.to_owned();
             move |source| Error::Write { path, source }
@@ -116,10 +119,6 @@ impl Checkpoints {
         let json = serde_json::to_vec_pretty(&state).map_err(|source| error(&unfinished)(source.into()))?;
         replace_file(&unfinished.join(STATE), &json).map_err(error(&unfinished))?;
         sync_folder(&unfinished).map_err(error(&unfinished))?;
-        if target.exists() {
-            // A step that is done again after a rollback: its checkpoint is this one.
-            fs::remove_dir_all(&target).map_err(error(&target))?;
-        }
         fs::rename(&unfinished, &target).map_err(error(&target))?;
         let _ = File::open(&self.folder).and_then(|folder| folder.sync_all());
         let mut all = self.list()?;

@@ -8,13 +8,15 @@
 //! the same step. Weights, gradients and moments are single precision. What decides how a run goes on is the weights, the
 //! optimizer's moments, the weights' average and [`TrainerState`].
 
-use ironloom_lm::{Model, ParameterRole, TrainingPass, TrainingRows};
+use std::collections::HashMap;
+
+use ironloom_lm::{Architecture, Model, ParameterRole, TrainingPass, TrainingRows};
 use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor, ops::RouterLosses};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, GradientNorm, Result, SavedTensor, Schedule, SpikeGuard, SpikeGuardOptions, SpikeGuardState, Verdict,
-    WeightAverage, clip_factor,
+    Error, GradientNorm, Result, SavedTensor, SavedValues, Schedule, SpikeGuard, SpikeGuardOptions, SpikeGuardState,
+    Verdict, WeightAverage, clip_factor,
     data::{Batch, counted},
     lora::{LoraAdapter, LoraOptions},
     optimizer::{Optimizer, OptimizerOptions, Parameter, Role, Step},
@@ -343,7 +345,20 @@ impl Trainer {
     pub fn saved_tensors(&self) -> Vec<SavedTensor<'_>> {
         let moments = self.optimizer.save().into_iter().map(|tensor| prefixed(OPTIMIZER, tensor));
         let averages = self.average.iter().flat_map(WeightAverage::save).map(|tensor| prefixed(AVERAGE, tensor));
-        moments.chain(averages).collect()
+        moments.chain(averages).chain(self.exact_norms()).collect()
+    }
+
+    /// Weights that a model's files hold less one, which can't be undone to the bit: they are in a checkpoint as they are, too.
+    fn exact_norms(&self) -> Vec<SavedTensor<'static>> {
+        if self.model.config().architecture != Architecture::Gemma3 || self.adapters.is_some() {
+            return Vec::new();
+        }
+        let vectors = self.model.parameters().into_iter().filter(|parameter| parameter.role == ParameterRole::Vector);
+        let saved = vectors.filter_map(|parameter| {
+            let values = SavedValues::F32(parameter.values.into_f32().ok()?.into());
+            Some(SavedTensor { name: format!("{NORM}{}", parameter.name), values })
+        });
+        saved.collect()
     }
 
     /// Goes on where a trainer of the same model and options stood; the model's weights must be those of then.
@@ -355,10 +370,12 @@ impl Trainer {
         state: &TrainerState,
         tensors: impl IntoIterator<Item = SavedTensor<'a>>,
     ) -> Result<()> {
-        let (mut averages, mut moments) = (Vec::new(), Vec::new());
+        let (mut averages, mut moments, mut norms) = (Vec::new(), Vec::new(), HashMap::new());
         for SavedTensor { name, values } in tensors {
             if let Some(name) = name.strip_prefix(AVERAGE) {
                 averages.push(SavedTensor { name: name.to_owned(), values });
+            } else if let (Some(name), SavedValues::F32(values)) = (name.strip_prefix(NORM), &values) {
+                norms.insert(name.to_owned(), values.clone().into_owned());
             } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
                 moments.push(SavedTensor { name: name.to_owned(), values });
             } else {
@@ -366,6 +383,12 @@ impl Trainer {
             }
         }
         self.optimizer.restore(moments)?;
+        self.model.update(|name, values| {
+            if let Some(exact) = norms.remove(name) {
+                *values = Tensor::from_f32(exact, *values.shape())?;
+            }
+            Ok(())
+        })?;
         if let Some(average) = &mut self.average {
             average.restore(averages)?;
         }
@@ -389,6 +412,8 @@ pub fn check_device(device: &Device) -> Result<()> {
 /// Names of the optimizer's tensors in a checkpoint begin with this, and those of the average with the next.
 const OPTIMIZER: &str = "optimizer.";
 const AVERAGE: &str = "average.";
+/// And those of norms that the model's own file can't hold exactly.
+const NORM: &str = "norm.";
 
 fn prefixed<'a>(prefix: &str, tensor: SavedTensor<'a>) -> SavedTensor<'a> {
     SavedTensor { name: format!("{prefix}{}", tensor.name), ..tensor }

@@ -7,10 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ironloom_lm::{Config, DenseShape, ExpertsConfig, FeedForwardConfig, Model, SharedExpertConfig, export::TextFiles};
+use ironloom_lm::{
+    Config, DenseShape, ExpertsConfig, FeedForwardConfig, LoadOptions, Model, SharedExpertConfig, export::TextFiles,
+};
+use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_train::{
-    Error, Run, Schedule, SpikeGuardOptions, Trainer, TrainerOptions,
+    Checkpoints, Error, Run, Schedule, SpikeGuardOptions, Trainer, TrainerOptions,
     data::{
         Batch, Cursor, Document, DocumentsBuilder, Loader, LoaderOptions, OnePass, Order, Overlong, Packing, Place,
         Share,
@@ -274,4 +277,45 @@ fn refused_losses_lead_back_to_the_checkpoint_and_on_to_other_data() {
     let logged: Vec<u64> = lines.iter().filter(|line| line.1.contains_key("loss")).map(|line| line.0).collect();
     let expected: Vec<u64> = (1..=*logged.last().unwrap()).collect();
     assert_eq!(logged, expected, "each step is in the log once");
+}
+
+/// Gemma's files hold norms less one, from which they come back only nearly.
+#[test]
+fn a_gemma_goes_on_with_the_bits_of_its_norms() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/training/models/gemma3");
+    let (device, load) = (Device::cpu(1), LoadOptions { format: WeightFormat::F32, ..LoadOptions::default() });
+    let mut model = Model::load(&ironloom_weights::open(golden).unwrap(), &device, &load).unwrap();
+    model.make_trainable().unwrap();
+    // Norms below a half are those whose difference to one is rounded.
+    model
+        .update(|name, values| {
+            if name.ends_with("norm.weight") {
+                values.as_f32_mut()?.iter_mut().for_each(|value| *value *= 0.123);
+            }
+            Ok(())
+        })
+        .unwrap();
+    let options = TrainerOptions { steps: 4, learning_rate: 1e-3, ..TrainerOptions::default() };
+    let mut trainer = Trainer::new(model, options.clone()).unwrap();
+    let batch = Batch { ids: vec![3, 4, 5, 6, 7], targets: vec![4, 5, 6, 7, 8], documents: vec![5] };
+    trainer.step(&[batch.clone()]).unwrap();
+    let loader = loader(1);
+    let path = Checkpoints::new(folder.path(), 1).write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap();
+    let (mut resumed, _) = resume(&path, &device, options).unwrap();
+    let bits = |trainer: &Trainer| -> Vec<Vec<u32>> {
+        let parameters = trainer.model().parameters();
+        let values = parameters.iter().map(|parameter| parameter.values.as_f32().unwrap());
+        values.map(|values| values.iter().map(|value| value.to_bits()).collect()).collect()
+    };
+    assert!(bits(&trainer) == bits(&resumed), "as it was saved");
+    for trainer in [&mut trainer, &mut resumed] {
+        trainer.step(&[batch.clone()]).unwrap();
+    }
+    assert!(bits(&trainer) == bits(&resumed), "a step later");
+    let again = Checkpoints::new(folder.path(), 1);
+    trainer.step(&[batch]).unwrap();
+    again.write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap();
+    let refused = again.write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap_err();
+    assert!(matches!(refused, Error::FolderInUse { .. }), "a whole checkpoint is never written over");
 }
