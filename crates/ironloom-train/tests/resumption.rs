@@ -299,7 +299,7 @@ fn a_gemma_goes_on_with_the_bits_of_its_norms() {
     let options = TrainerOptions { steps: 4, learning_rate: 1e-3, ..TrainerOptions::default() };
     let mut trainer = Trainer::new(model, options.clone()).unwrap();
     let batch = Batch { ids: vec![3, 4, 5, 6, 7], targets: vec![4, 5, 6, 7, 8], documents: vec![5] };
-    trainer.step(&[batch.clone()]).unwrap();
+    trainer.step(std::slice::from_ref(&batch)).unwrap();
     let loader = loader(1);
     let path = Checkpoints::new(folder.path(), 1).write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap();
     let (mut resumed, _) = resume(&path, &device, options).unwrap();
@@ -310,7 +310,7 @@ fn a_gemma_goes_on_with_the_bits_of_its_norms() {
     };
     assert!(bits(&trainer) == bits(&resumed), "as it was saved");
     for trainer in [&mut trainer, &mut resumed] {
-        trainer.step(&[batch.clone()]).unwrap();
+        trainer.step(std::slice::from_ref(&batch)).unwrap();
     }
     assert!(bits(&trainer) == bits(&resumed), "a step later");
     let again = Checkpoints::new(folder.path(), 1);

@@ -87,7 +87,8 @@ const HOST: [Benchmark; 11] = [
         "the same with 8 experts in four layers, 2 a token",
         "tokens/s",
         training::train_host_moe,
-    ),
+    )
+    .beside(&["train-host-moe"]),
 ];
 
 impl Device {
