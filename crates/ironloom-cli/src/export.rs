@@ -25,7 +25,8 @@ use crate::{
     console::{Console, Unit},
     failure::{Outcome, Usage},
     figures::counted,
-    interrupt, loading,
+    interrupt::{self, Work},
+    loading,
     machine::MachineOptions,
     merging::{self, Merged},
     quantize::{self, GgufOutput, GgufType},
@@ -93,7 +94,14 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
             let beside = Beside(PathBuf::from(format!("{}.{}.partial", output.display(), std::process::id())));
             // The folder's name becomes the name in the file.
             let folder = beside.0.join(loading::name(model));
+            // Ctrl-C waits until the folder can be removed.
+            let work = Work::begin(1);
             let merged = write_merged(arguments, &stored, Some(adapter), &folder, console)?;
+            if work.is_interrupted() {
+                console.note(format_args!("stopped; {} is not written", output.display()));
+                return Ok(Outcome::Interrupted);
+            }
+            drop(work);
             if let Some(merged) = merged {
                 console.note(format_args!("merged: {merged}"));
             }

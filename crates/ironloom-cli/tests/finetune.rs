@@ -169,6 +169,27 @@ fn all_of_a_model_and_adapters_beside_few_bits_learn_facts() {
 }
 
 #[test]
+#[ignore = "minutes without optimization: cargo test --release -p ironloom --test finetune -- --ignored"]
+fn smollm2_learns_facts_and_its_exports_answer_with_them() {
+    let cache = std::env::var_os("IRONLOOM_CACHE").map(PathBuf::from).or_else(|| {
+        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        base.or_else(|| Some(std::env::home_dir()?.join(".cache"))).map(|base| base.join("ironloom"))
+    });
+    let model = cache.map(|folder| folder.join("SmolLM2-135M-Instruct.Q4_1.gguf")).filter(|path| path.exists());
+    let Some(model) = model else {
+        println!("skipped: SmolLM2 is not in the cache (`cargo xtask demo` puts it there)");
+        return;
+    };
+    let (bench, model) = (Bench::new(), model.to_str().unwrap());
+    assert_eq!(bench.facts_known(model), 0);
+    let common = ["finetune", model, "--data", "facts.jsonl", "--output", "out", "--merge", "--batch-rows", "1"];
+    let report = bench.json(&[&common[..], &["--steps", "16", "--learning-rate", "1e-3"]].concat());
+    assert_eq!(bench.facts_known("out/model"), FACTS.len(), "{report}");
+    bench.ok(&["export", "out/model", "out.gguf", "--type", "q4_k_m"]);
+    assert_eq!(bench.facts_known("out.gguf"), FACTS.len());
+}
+
+#[test]
 fn a_fine_tune_goes_on_to_the_same_bits() {
     let bench = Bench::new();
     let arguments = ["--steps", "6", "--every", "2", "--dropout", "0.1", "--held-out", "0.3"];
