@@ -18,7 +18,7 @@ const LENGTH: usize = 256;
 /// Steps of a timed run.
 const STEPS: usize = 3;
 
-/// The model of `train-host` and `train-host-moe`, 5.9M weights dense.
+/// The model of `train-host` and `train-host-moe`, 5.5M weights dense.
 const SHAPE: DenseShape =
     DenseShape { vocab_size: 4096, width: 256, layers: 6, heads: 4, kv_heads: 2, head_width: 64, inner_width: 704 };
 
