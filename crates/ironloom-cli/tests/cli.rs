@@ -2,6 +2,8 @@
 //!
 //! Models are the golden ones of `tests/golden/models`. SmolLM2 is held to its golden ids where it is in the cache.
 
+mod smollm2;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
@@ -614,15 +616,7 @@ fn interrupt(child: &Child) {
 
 #[test]
 fn smollm2_continues_as_the_reference_does() {
-    let cache = std::env::var_os("IRONLOOM_CACHE").map(PathBuf::from).or_else(|| {
-        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        base.or_else(|| Some(std::env::home_dir()?.join(".cache"))).map(|base| base.join("ironloom"))
-    });
-    let model = cache.map(|folder| folder.join("SmolLM2-135M-Instruct.Q4_1.gguf")).filter(|path| path.exists());
-    let Some(model) = model else {
-        println!("skipped: SmolLM2 is not in the cache (`cargo xtask demo` puts it there)");
-        return;
-    };
+    let Some(model) = smollm2::model() else { return };
     let expected: Value = serde_json::from_slice(&fs::read(golden("smollm2/expected.json")).unwrap()).unwrap();
     let prompt = &expected["prompts"][0];
     let run = ["run", text(&model), prompt["text"].as_str().unwrap(), "--raw", "-n", "8", "--json"];

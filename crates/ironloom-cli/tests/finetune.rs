@@ -3,6 +3,8 @@
 //!
 //! The model is the golden Llama of 128 positions. Its weights are random, so it knows nothing before.
 
+mod smollm2;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -171,15 +173,7 @@ fn all_of_a_model_and_adapters_beside_few_bits_learn_facts() {
 #[test]
 #[ignore = "minutes without optimization: cargo test --release -p ironloom --test finetune -- --ignored"]
 fn smollm2_learns_facts_and_its_exports_answer_with_them() {
-    let cache = std::env::var_os("IRONLOOM_CACHE").map(PathBuf::from).or_else(|| {
-        let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        base.or_else(|| Some(std::env::home_dir()?.join(".cache"))).map(|base| base.join("ironloom"))
-    });
-    let model = cache.map(|folder| folder.join("SmolLM2-135M-Instruct.Q4_1.gguf")).filter(|path| path.exists());
-    let Some(model) = model else {
-        println!("skipped: SmolLM2 is not in the cache (`cargo xtask demo` puts it there)");
-        return;
-    };
+    let Some(model) = smollm2::model() else { return };
     let (bench, model) = (Bench::new(), model.to_str().unwrap());
     assert_eq!(bench.facts_known(model), 0);
     let common = ["finetune", model, "--data", "facts.jsonl", "--output", "out", "--merge", "--batch-rows", "1"];

@@ -109,8 +109,8 @@ impl Schedule {
     }
 
     /// The rate of step `step` of `steps`, from the peak rate.
-    pub fn learning_rate(&self, peak: f64, step: u64, steps: u64) -> f32 {
-        (peak * self.factor(step, steps)) as f32
+    pub fn learning_rate(&self, peak: f64, step: u64, steps: u64) -> f64 {
+        peak * self.factor(step, steps)
     }
 
     /// Whether the fields make sense for a run of `steps`.

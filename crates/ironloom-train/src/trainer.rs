@@ -210,7 +210,11 @@ impl Trainer {
             loss: 0.0,
             side_loss: 0.0,
             gradient_norm: 0.0,
-            learning_rate: self.options.learning_rate * self.options.schedule.factor(self.step, self.options.steps),
+            learning_rate: self.options.schedule.learning_rate(
+                self.options.learning_rate,
+                self.step,
+                self.options.steps,
+            ),
             moved: false,
             rolls_back: false,
             tokens,

@@ -95,11 +95,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     config.training.steps = arguments.steps.unwrap_or(config.training.steps);
     config.output = arguments.output.clone().unwrap_or(config.output);
     let options = run_options(&config, title(&arguments.config));
-    let beginning = match (arguments.resume, arguments.overwrite || arguments.dry_run) {
-        (true, _) => Beginning::Resume,
-        (false, true) => Beginning::Anew,
-        (false, false) => Beginning::Empty,
-    };
+    let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let resumed = resumed(beginning, &config, &options, console)?;
     let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
     let device = arguments.machine.open()?;
@@ -181,6 +177,17 @@ enum Beginning {
     Anew,
     /// The run to go on with.
     Resume,
+}
+
+impl Beginning {
+    /// What `--resume` asks for, or else `--overwrite` and whatever writes nothing.
+    fn asked(resume: bool, overwrite: bool) -> Self {
+        match (resume, overwrite) {
+            (true, _) => Self::Resume,
+            (false, true) => Self::Anew,
+            (false, false) => Self::Empty,
+        }
+    }
 }
 
 /// The checkpoint to go on from.

@@ -288,11 +288,15 @@ fn shortest(value: f32) -> Value {
     value.to_string().parse::<f64>().unwrap_or(f64::from(value)).into()
 }
 
-/// Writes beside the target and renames, so that a reader never finds half a file.
 pub(super) fn write_json(path: &Path, json: &Value) -> Result<()> {
+    write_file(path, format!("{json:#}\n").as_bytes())
+}
+
+/// Writes beside the target and renames, so that a reader never finds half a file.
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let error = |source| ironloom_weights::Error::Write { path: path.to_owned(), source };
     let partial = PathBuf::from(format!("{}.{}.partial", path.display(), std::process::id()));
-    let written = std::fs::write(&partial, format!("{json:#}\n")).and_then(|()| std::fs::rename(&partial, path));
+    let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&partial);
     }

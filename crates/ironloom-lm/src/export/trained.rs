@@ -12,7 +12,7 @@ use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::{
-    hugging_face::{FORMAT, MAX_SHARD_BYTES, config_json, difference, special_ids, target, write_json},
+    hugging_face::{FORMAT, MAX_SHARD_BYTES, config_json, difference, special_ids, target, write_file, write_json},
     refuse,
     tokenizer_json::tokenizer_files,
 };
@@ -127,8 +127,7 @@ pub fn write_trained(model: &Model, folder: &Path, text: &TextFiles) -> Result<(
     ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors.collect(), MAX_SHARD_BYTES, &mut |_| {})?;
     write_json(&folder.join("config.json"), &json)?;
     for (name, bytes) in &text.files {
-        let path = folder.join(name);
-        std::fs::write(&path, bytes).map_err(|source| ironloom_weights::Error::Write { path, source })?;
+        write_file(&folder.join(name), bytes)?;
     }
     Ok(())
 }

@@ -110,11 +110,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let lora = if arguments.full { None } else { Some(arguments.adapters.lora()?) };
     let Chosen { mut config, length } = options::choose(arguments)?;
     let options = run_options(&config, loading::name(&arguments.model));
-    let beginning = match (arguments.resume, arguments.overwrite || arguments.dry_run) {
-        (true, _) => Beginning::Resume,
-        (false, true) => Beginning::Anew,
-        (false, false) => Beginning::Empty,
-    };
+    let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let device = arguments.machine.open()?;
     ironloom_train::check_device(&device)?;
     // A checkpoint of adapters has no model: theirs is read again.
