@@ -12,6 +12,7 @@ struct Bf16 {
     static constexpr int BLOCKS = 1;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 4 : 2; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 || groups == 4 ? 4 : 2; }
+    __host__ __device__ static constexpr int scale_sets(int) { return 1; }
     static constexpr bool HAS_MINIMUM = false;
     using Columns = RunsOfEight;
     // Of a row: 256 columns.

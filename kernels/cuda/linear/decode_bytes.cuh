@@ -10,8 +10,9 @@
 namespace linear {
 
 template <class Layout> struct Bytes : Tiled<Layout> {
-    __host__ __device__ static constexpr int ahead(int groups) { return groups <= 4 ? 4 : 2; }
-    __host__ __device__ static constexpr int operand_ring(int) { return 4; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 4 : 2; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 8 ? 2 : 4; }
+    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 4 ? 1 : 2; }
 
     struct Chunk {
         uint4 half[2];  // two steps each

@@ -29,8 +29,9 @@ template <int ZERO_POINT> struct SpreadDecoder : NoTable {
 template <class Layout> struct FourBits : Tiled<Layout> {
     using typename Tiled<Layout>::Record;
     using Chunk = uint4;  // a word a step
-    __host__ __device__ static constexpr int ahead(int) { return 8; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 4; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 || groups == 4 ? 4 : 2; }
+    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 4 ? 1 : 2; }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         to = load_constant_streaming(record.codes + chunk * Layout::CODE_BYTES + threadIdx.x % WARP * 16);
@@ -85,8 +86,9 @@ struct Q4_0 : FourBits<tiles::Q4_0> {
 
 struct Q4_1 : FourBits<tiles::Q4_1> {
     static constexpr int BLOCKS = 2;
-    __host__ __device__ static constexpr int ahead(int) { return 4; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
+    __host__ __device__ static constexpr int operand_ring(int) { return 2; }
+    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
     static constexpr bool HAS_MINIMUM = true;
     using Decoder = SpreadDecoder<0>;
     using FourBits::load;

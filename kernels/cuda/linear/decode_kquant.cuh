@@ -14,6 +14,9 @@ namespace linear {
 struct Q4_K : FourBits<tiles::Q4_K> {
     static constexpr int BLOCKS = 2;
     static constexpr bool HAS_MINIMUM = true;
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : groups == 8 ? 2 : 4; }
+    __host__ __device__ static constexpr int operand_ring(int) { return 2; }
+    __host__ __device__ static constexpr int scale_sets(int) { return 2; }
     using Decoder = SpreadDecoder<0>;
     using FourBits::load;
 
@@ -48,8 +51,9 @@ struct Q4_K : FourBits<tiles::Q4_K> {
 
 struct Q6_K : Tiled<tiles::Q6_K> {
     static constexpr int BLOCKS = 4;
-    __host__ __device__ static constexpr int ahead(int) { return 4; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups <= 2 ? 4 : 2; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
+    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
     using Columns = RunsOfFour;
 
     struct Chunk {

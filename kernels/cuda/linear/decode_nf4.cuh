@@ -17,8 +17,9 @@ namespace linear {
 
 struct Nf4 : Tiled<tiles::Nf4> {
     static constexpr int BLOCKS = 1;
-    __host__ __device__ static constexpr int ahead(int) { return 8; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 ? 2 : 4; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 4; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 || groups == 4 ? 4 : 2; }
+    __host__ __device__ static constexpr int scale_sets(int) { return 2; }
 
     struct Chunk {
         uint4 codes;  // a word a step, a byte a register
@@ -63,14 +64,11 @@ struct Nf4 : Tiled<tiles::Nf4> {
             __syncthreads();
         }
 
-        // tiles::NF4_LEVELS, chosen among constants: reading them from memory would take as long as the first codes.
+        // tiles::NF4_LEVELS, four in a constant: reading them from memory would take as long as the first codes.
         __device__ __forceinline__ static uint32_t level(int code) {
-            constexpr uint32_t LEVELS[16] = {0xbf80, 0xbf32, 0xbf06, 0xbeca, 0xbe92, 0xbe3d, 0xbdba, 0x0000,
-                                             0x3da3, 0x3e25, 0x3e7c, 0x3ead, 0x3ee2, 0x3f10, 0x3f39, 0x3f80};
-            uint32_t level = LEVELS[0];
-#pragma unroll
-            for (int i = 1; i < 16; i++) level = code == i ? LEVELS[i] : level;
-            return level;
+            const uint64_t low = code & 4 ? 0x0000bdbabe3dbe92 : 0xbecabf06bf32bf80;
+            const uint64_t high = code & 4 ? 0x3f803f393f103ee2 : 0x3ead3e7c3e253da3;
+            return uint32_t((code & 8 ? high : low) >> (code % 4 * 16)) & 0xffff;
         }
 
         __device__ __forceinline__ uint32_t pair(uint32_t word, int byte) const {

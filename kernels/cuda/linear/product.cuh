@@ -111,6 +111,9 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     constexpr int DEPTH = (AHEAD + CHUNKS - 1) / CHUNKS;
     // With less than a record ahead, the rest of a record is asked for while its first chunks are multiplied.
     constexpr bool WITHIN = AHEAD < CHUNKS;
+    // Records whose scales are in registers or on their way: with one set those of the next record could be asked for only
+    // when they are needed.
+    constexpr int SETS = DEPTH == 2 ? 2 : DOWN ? 1 : Format::scale_sets(TILES);
     // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it would keep a record's
     // chunks from overlapping. More rows or more scales have work enough in one chunk, and no registers for two.
     constexpr bool OVERLAP = TILES == 1 && Format::BLOCKS == 1;
@@ -156,7 +159,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) codes[i] = {};
     }
-    typename Format::Scales scales[DEPTH];
+    typename Format::Scales scales[SETS];
     Place current = walk.first, ahead = walk.first;
     typename Format::Record record;
     if (ahead.task < walk.tasks) record = open(ahead);
@@ -206,67 +209,82 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     float base = 0.0f;
     if (current.task < walk.tasks) base = base_of<TILES>(p, team, current.task, lane, team.member);
     int parity = 0;
-    while (true) {
-#pragma unroll
-        for (int depth = 0; depth < DEPTH; depth++) {
-            if (current.task >= walk.tasks) return;
-            const int held = chunks_of(current.record);
-            // Chunks of the record at `ahead`: none past the end.
-            int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
-            Place next = current;
-            const bool ends_tile = walk.step(next);
-            const int x_next = x_of(next);
-            const int x_next_end = x_end_of(next);
+    // Whether there was a record left. Its place in the ring is part of the type: the compiler kept the codes and scales of a
+    // loop over it in local memory (a stack frame, no spills), where a load is waited for as soon as it is asked for.
+    const auto multiply_record = [&](auto place_in_ring) {
+        constexpr int depth = decltype(place_in_ring)::value;
+        if (current.task >= walk.tasks) return false;
+        const int held = chunks_of(current.record);
+        // Chunks of the record at `ahead`: none past the end.
+        int held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
+        Place next = current;
+        const bool ends_tile = walk.step(next);
+        const int x_next = x_of(next);
+        const int x_next_end = x_end_of(next);
 
-            float of_record[TILES][2] = {};
-            auto &into = DOWN ? of_record : sum;
-#pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; chunk++) {
-                uint32_t a[4][4];
-                float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
-                auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
-                const bool here = OVERLAP || chunk < held;
-                if (here) {
-                    decoder.fragments(a, of_chunk);
-                    Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
-                }
-#pragma unroll
-                for (int nth = 0; nth < TILES; nth++) {
-                    const int place = chunk * TILES + nth;
-                    if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
-                    if (place + RING < CHUNKS * TILES) {
-                        load_x(x[place % RING], x_at, x_end, place + RING);
-                    } else {
-                        load_x(x[place % RING], x_next, x_next_end, place + RING - CHUNKS * TILES);
-                    }
-                }
-                const int target = (chunk + AHEAD) % CHUNKS;
-                if (target < held_ahead) Format::load(of_chunk, record, target);
-                if (WITHIN && target == CHUNKS - 1 && held_ahead > 0) {
-                    step(ahead, record);
-                    held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
-                }
-            }
-            if (held_ahead > 0) {
-                Format::load(scales[depth], record, held_ahead, lane);
-                if (!WITHIN) step(ahead, record);
-            }
-            if constexpr (DOWN) {
-                const float weight = routing.weights[current.slot];
-                sum[0][0] = fmaf(weight, of_record[0][0], sum[0][0]);
-                sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
-            }
+        if constexpr (SETS > DEPTH && !WITHIN) {
+            if (held_ahead > 0) Format::load(scales[1 - depth], record, held_ahead, lane);
+        }
 
-            if (ends_tile && next.task != current.task) {
-                finish<TILES>(p, team, current.task, lane, sum, base, exchange + parity * exchange_step);
-                parity ^= 1;
-                if (next.task < walk.tasks) base = base_of<TILES>(p, team, next.task, lane, team.member);
+        float of_record[TILES][2] = {};
+        auto &into = DOWN ? of_record : sum;
 #pragma unroll
-                for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            uint32_t a[4][4];
+            float2 scale[Format::BLOCKS], minimum[Format::BLOCKS];
+            auto &of_chunk = codes[(depth * CHUNKS + chunk) % AHEAD];
+            const bool here = OVERLAP || chunk < held;
+            if (here) {
+                decoder.fragments(a, of_chunk);
+                Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
             }
-            current = next;
-            x_at = x_next;
-            x_end = x_next_end;
+#pragma unroll
+            for (int nth = 0; nth < TILES; nth++) {
+                const int place = chunk * TILES + nth;
+                if (here) add_chunk<Format>(into[nth], a, x[place % RING], scale, minimum);
+                if (place + RING < CHUNKS * TILES) {
+                    load_x(x[place % RING], x_at, x_end, place + RING);
+                } else {
+                    load_x(x[place % RING], x_next, x_next_end, place + RING - CHUNKS * TILES);
+                }
+            }
+            const int target = (chunk + AHEAD) % CHUNKS;
+            if (target < held_ahead) Format::load(of_chunk, record, target);
+            if (WITHIN && target == CHUNKS - 1 && held_ahead > 0) {
+                step(ahead, record);
+                held_ahead = ahead.task < walk.tasks ? chunks_of(ahead.record) : 0;
+                if constexpr (SETS > DEPTH) {
+                    if (held_ahead > 0) Format::load(scales[1 - depth], record, held_ahead, lane);
+                }
+            }
+        }
+        if (held_ahead > 0) {
+            if (SETS == DEPTH) Format::load(scales[depth], record, held_ahead, lane);
+            if (!WITHIN) step(ahead, record);
+        }
+        if constexpr (DOWN) {
+            const float weight = routing.weights[current.slot];
+            sum[0][0] = fmaf(weight, of_record[0][0], sum[0][0]);
+            sum[0][1] = fmaf(weight, of_record[0][1], sum[0][1]);
+        }
+
+        if (ends_tile && next.task != current.task) {
+            finish<TILES>(p, team, current.task, lane, sum, base, exchange + parity * exchange_step);
+            parity ^= 1;
+            if (next.task < walk.tasks) base = base_of<TILES>(p, team, next.task, lane, team.member);
+#pragma unroll
+            for (int nth = 0; nth < TILES; nth++) sum[nth][0] = sum[nth][1] = 0.0f;
+        }
+        current = next;
+        x_at = x_next;
+        x_end = x_next_end;
+        return true;
+    };
+    if constexpr (SETS == 1) {
+        while (multiply_record(std::integral_constant<int, 0>{})) {
+        }
+    } else {
+        while (multiply_record(std::integral_constant<int, 0>{}) && multiply_record(std::integral_constant<int, 1>{})) {
         }
     }
 }

@@ -3,6 +3,8 @@
 // A format of product.cuh is
 //   ahead, operand_ring      chunks of codes (2, or whole records) and of x (of four rows each) that are on their way
 //                            at once, by groups of four rows of x: what 128 registers hold
+//   scale_sets               records whose scales are in registers, those on their way among them; two records of codes
+//                            always have both
 //   BLOCKS, HAS_MINIMUM      scales of a chunk; whether a block has a minimum besides
 //   Columns                  the order of columns (operand.cuh)
 //   Record, open, advance    a record of a row tile as a lane sees it, and the one some records on in the tile
