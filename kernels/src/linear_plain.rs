@@ -63,8 +63,17 @@ pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
     if n == 0 {
         return Ok(());
     }
-    // A warp has an output feature.
-    let grid = [rows.div_ceil(WARPS_PER_BLOCK) as u32, 1, 1];
+    // A warp has an output feature; of a narrow matrix, one for one or four rows of x. All add in the same order.
+    let narrow =
+        dtype == DType::F32 && rows.max(n) <= NARROW && cols.is_multiple_of(8) && (matrix | x).is_multiple_of(16);
+    let (name, groups) = if !narrow {
+        (name, 1)
+    } else if rows * n <= WARPS_OF_MULTIPROCESSOR * gpu.properties().multiprocessors as usize {
+        ("linear_plain_f32_narrow_1", n)
+    } else {
+        ("linear_plain_f32_narrow_4", n.div_ceil(4))
+    };
+    let grid = [rows.div_ceil(WARPS_PER_BLOCK) as u32, groups as u32, 1];
     let (n, rows) = (size(OPERATION, "rows of x", n)?, size(OPERATION, "output features", rows)?);
     let (cols, stride) = (size(OPERATION, "input features", cols)?, size(OPERATION, "the stride of out", out_stride)?);
     let function = gpu.function(OPERATION, name)?;
@@ -83,3 +92,7 @@ pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
 
 /// As in the kernels.
 const WARPS_PER_BLOCK: usize = 4;
+/// The most output features of a narrow matrix, and rows of x: more of them fill a card as they are.
+const NARROW: usize = 512;
+/// Warps that a multiprocessor runs at once.
+const WARPS_OF_MULTIPROCESSOR: usize = 16;
