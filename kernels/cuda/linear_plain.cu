@@ -10,10 +10,10 @@
 // Bound: the weights are read n / 8 times (later times mostly from the second-level cache), and unpacking takes 5 to 10
 // instructions a weight, so one row runs at a part of the memory's speed. That is accepted: these types are the exception.
 //
-// Routers are F32 with a few features (8 of 512 columns, say), where two blocks would go through the rows of x one after the other,
-// 12 us for 16 rows. So narrow F32 matrices have kernels of their own, in which a warp has one or four rows of x, the first weights
-// are asked for before the kernel before is done, and four loads of a row are on their way at once. The order of the sum is
-// the same, and so are the bits. Bound: latency, of two loads and the sum over the warp.
+// Routers are F32 with a few features (8 of 512 columns, say), where two blocks would go through the rows of x one after
+// the other, 12 us for 16 rows. So narrow F32 matrices have kernels of their own, in which a warp has one or four rows of
+// x, the first weights are asked for before the kernel before is done, and four loads of a row are on their way at once.
+// The order of the sum is the same, and so are the bits. Bound: latency, of two loads and the sum over the warp.
 #include "vocabulary/blocks.cuh"
 
 constexpr int WARPS_PER_BLOCK = 4;
@@ -82,11 +82,11 @@ __device__ __forceinline__ void multiply(float *out, const uint8_t *__restrict__
     }
 }
 
-// The same for F32 and ROWS rows of x from ROWS blockIdx.y on; `cols` is a multiple of 8, and `matrix` starts at one of 16 bytes.
+// The same for F32 and ROWS rows of x from ROWS blockIdx.y on; `cols` is a multiple of 8, and the addresses of 16.
 template <int ROWS>
 __device__ __forceinline__ void multiply_narrow(float *out, const float *__restrict__ matrix, const bf16 *x,
-                                                const float *__restrict__ bias, int n, int rows, int cols, int out_stride,
-                                                int add) {
+                                                const float *__restrict__ bias, int n, int rows, int cols,
+                                                int out_stride, int add) {
     constexpr int STEP = WARP * 8, STEPS = 4;
     let_next_kernel_start();
     const int row = blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -46,7 +46,7 @@ pub struct Linear<'a> {
     pub x: Slice<'a>,
     /// Rows of x, 1 to [`MOST_ROWS`].
     pub n: usize,
-    /// Input features, a multiple of 8.
+    /// Input features, a multiple of 8; of 256 for K-quants.
     pub cols: usize,
     /// How the matrices lie.
     pub format: TileFormat,
@@ -69,14 +69,14 @@ pub const MOST_ROWS: usize = 64;
 /// same call on more rows of x gives each row the same bits.
 ///
 /// # Errors
-/// There are more than [`MOST_ROWS`] rows or three matrices, the columns are no multiple of 8, a gated pair is none, a
-/// matrix reaches past the output's width, a slice is too small, or the launch fails.
+/// There are more than [`MOST_ROWS`] rows or three matrices, the columns are no multiple of 8 (or 256), a gated pair is
+/// none, a matrix reaches past the output's width, a slice is too small, or the launch fails.
 pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     const OPERATION: &str = "linear";
     let Linear { x, n, cols, format, matrices, then, out, width } = *call;
     limit(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
     limit(OPERATION, "the matrices, at most", 3, matrices.len())?;
-    let mut product = Product::new(OPERATION, cols, width, then)?;
+    let mut product = Product::new(OPERATION, format, cols, width, then)?;
     product.n = n as i32;
     product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::F32.bytes(n, width)?)?;
@@ -125,7 +125,7 @@ pub struct LinearRoutedGated<'a> {
     pub x: Slice<'a>,
     /// Rows of x, 1 to [`MOST_ROWS`].
     pub n: usize,
-    /// Input features, a multiple of 8.
+    /// Input features, a multiple of 8; of 256 for K-quants.
     pub cols: usize,
     /// How the matrices lie.
     pub format: TileFormat,
@@ -150,14 +150,15 @@ pub struct LinearRoutedGated<'a> {
 /// `out[i * per_row + j] = act(gate_e x[i]) * (up_e x[i])` with e the expert `ids[i, j]`.
 ///
 /// # Errors
-/// There are more than [`MOST_ROWS`] rows, the columns are no multiple of 8, a slice is too small, or the launch fails.
+/// There are more than [`MOST_ROWS`] rows, the columns are no multiple of 8 (or 256), a slice is too small, or the launch
+/// fails.
 pub fn linear_routed_gated(gpu: &Gpu, call: &LinearRoutedGated<'_>) -> Result<()> {
     const OPERATION: &str = "linear routed gated";
     let LinearRoutedGated { x, n, cols, format, gate, up, experts, rows, ids, per_row, activation, out } = *call;
     limit(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
     let slots = n.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
     let then = Then::Gated(activation);
-    let mut product = Product::new(OPERATION, cols, rows, then)?;
+    let mut product = Product::new(OPERATION, format, cols, rows, then)?;
     product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::Split.bytes(slots, rows)?)?;
     let (expert_bytes, all_bytes) = expert_bytes(format, rows, cols, experts)?;
@@ -188,7 +189,7 @@ pub struct LinearRoutedDown<'a> {
     pub x: Slice<'a>,
     /// Rows of the output, 1 to [`MOST_ROWS`].
     pub n: usize,
-    /// Input features of an expert, a multiple of 8.
+    /// Input features of an expert, a multiple of 8; of 256 for K-quants.
     pub cols: usize,
     /// How the matrices lie.
     pub format: TileFormat,
@@ -213,14 +214,15 @@ pub struct LinearRoutedDown<'a> {
 /// `out[i] = sum_j gates[i, j] * (down_e x[i * per_row + j])` with e the expert `ids[i, j]`, or added to `out[i]`.
 ///
 /// # Errors
-/// There are more than [`MOST_ROWS`] rows, the columns are no multiple of 8, a slice is too small, or the launch fails.
+/// There are more than [`MOST_ROWS`] rows, the columns are no multiple of 8 (or 256), a slice is too small, or the launch
+/// fails.
 pub fn linear_routed_down(gpu: &Gpu, call: &LinearRoutedDown<'_>) -> Result<()> {
     const OPERATION: &str = "linear routed down";
     let LinearRoutedDown { x, n, cols, format, down, experts, rows, ids, gates, per_row, add, out } = *call;
     limit(OPERATION, "the rows of the output, at most", MOST_ROWS, n)?;
     let slots = n.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
     let then = if add { Then::Add } else { Then::Store };
-    let mut product = Product::new(OPERATION, cols, rows, then)?;
+    let mut product = Product::new(OPERATION, format, cols, rows, then)?;
     product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(slots, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::F32.bytes(n, rows)?)?;
     let (expert_bytes, all_bytes) = expert_bytes(format, rows, cols, experts)?;
@@ -279,11 +281,15 @@ struct Routing {
 unsafe impl NoUninit for Routing {}
 
 impl Product {
-    fn new(operation: &'static str, cols: usize, width: usize, then: Then) -> Result<Self> {
-        if !cols.is_multiple_of(8) {
+    fn new(operation: &'static str, format: TileFormat, cols: usize, width: usize, then: Then) -> Result<Self> {
+        let multiple = match format {
+            TileFormat::Q4_K | TileFormat::Q6_K => 256,
+            _ => 8,
+        };
+        if !cols.is_multiple_of(multiple) {
             return Err(Error::Unsupported {
                 operation,
-                what: format!("{cols} input features: products of few rows take multiples of 8"),
+                what: format!("{cols} input features: products of few rows take multiples of {multiple} in {format:?}"),
             });
         }
         Ok(Self {

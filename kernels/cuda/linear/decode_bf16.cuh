@@ -12,8 +12,9 @@ struct Bf16 {
     static constexpr int BLOCKS = 1;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 4 : 2; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 || groups == 4 ? 4 : 2; }
-    __host__ __device__ static constexpr int scale_sets(int) { return 1; }
-    static constexpr bool HAS_MINIMUM = false;
+    // There are none: two places in the loop, as formats with two sets have, spill nothing at 32 rows.
+    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 8 ? 2 : 1; }
+    static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false;
     using Columns = RunsOfEight;
     // Of a row: 256 columns.
     static constexpr int RECORD_BYTES = 512;
@@ -50,6 +51,8 @@ struct Bf16 {
     }
 
     __device__ __forceinline__ static void load(Scales &, const Record &, int, int) {}
+
+    __device__ __forceinline__ static Scales ready(const Scales &scales) { return scales; }
 
      __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
                                                       const Scales &, int, bool held) {

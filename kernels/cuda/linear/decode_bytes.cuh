@@ -30,7 +30,7 @@ template <class Layout> struct Bytes : Tiled<Layout> {
         // Bytes 0 and 1 of a word, or 2 and 3.
         __device__ __forceinline__ static uint32_t pair(uint32_t word, int first) {
             const uint32_t twice = __byte_perm(word, 0, first == 0 ? 0x1100 : 0x3322);
-            return subtract((twice & 0x807f807f) | 0x43004300, (twice & 0x80008000) | 0x43004300);
+            return subtract(masked_or(twice, 0x807f807f, 0x43004300), masked_or(twice, 0x80008000, 0x43004300));
         }
 
         __device__ __forceinline__ void fragments(uint32_t (&a)[4][4], const Chunk &chunk) const {

@@ -1,7 +1,7 @@
 // The K-quants: Q4_K with scale and minimum for 32 columns, Q6_K with a scale for 16, both as small integers times a
 // factor for 256.
 //
-// Q4_K's codes are decoded as those of decode_integers.cuh. Q6_K's low and high bits are put together on the way into
+// Q4_K's codes are decoded as those of Q4_1 in decode_integers.cuh. Q6_K's low and high bits are put together on the way into
 // the mantissa of 128: two shifts, two logical operations and a subtraction for two weights, 2 integer operations a
 // weight where the memory leaves time for 2.6. Its blocks of 16 columns are one step each, in the column order made for
 // that.
@@ -13,11 +13,11 @@ namespace linear {
 
 struct Q4_K : FourBits<tiles::Q4_K> {
     static constexpr int BLOCKS = 2;
-    static constexpr bool HAS_MINIMUM = true;
-    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : groups == 8 ? 2 : 4; }
+    static constexpr bool HAS_MINIMUM = true, WHOLE_RECORDS = true;
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 2; }
     __host__ __device__ static constexpr int operand_ring(int) { return 2; }
     __host__ __device__ static constexpr int scale_sets(int) { return 2; }
-    using Decoder = SpreadDecoder<0>;
+    using Decoder = SixteenthsDecoder;
     using FourBits::load;
 
     struct Scales {
@@ -36,21 +36,46 @@ struct Q4_K : FourBits<tiles::Q4_K> {
         }
     }
 
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
-                                                      const Scales &scales, int chunk, bool) {
-        const float2 above = halves(scales.factors[0]), below = halves(scales.factors[1]);
+    // Scales and minimums are integers below 64. In the mantissa of 1 one is 1 + integer / 128, so factor * integer is
+    // 128 factor (1 + integer / 128) - 128 factor: one permutation and one multiply-add, exact.
+    struct Ready {
+        float scale_factors[2], minimum_factors[2];
+        uint2 scale[2], minimum[2];
+    };
+
+    __device__ __forceinline__ static Ready ready(const Scales &scales) {
+        Ready ready;
+#pragma unroll
+        for (int lower = 0; lower < 2; lower++) {
+            const float2 factors = halves(scales.factors[lower]);
+            ready.scale_factors[lower] = 16.0f * 128.0f * factors.x;
+            ready.minimum_factors[lower] = -128.0f * factors.y;
+            ready.scale[lower] = {scales.scale[lower].x | 0x80808080u, scales.scale[lower].y | 0x80808080u};
+            ready.minimum[lower] = {scales.minimum[lower].x | 0x80808080u, scales.minimum[lower].y | 0x80808080u};
+        }
+        return ready;
+    }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2], const Ready &ready,
+                                                     int chunk, bool) {
 #pragma unroll
         for (int block = 0; block < 2; block++) {
-            const int byte = 2 * (chunk % 2) + block;
-            const auto of = [&](const uint2 &bytes) { return byte_of(chunk < 2 ? bytes.x : bytes.y, byte); };
-            scale[block] = {above.x * of(scales.scale[0]), below.x * of(scales.scale[1])};
-            minimum[block] = {-above.y * of(scales.minimum[0]), -below.y * of(scales.minimum[1])};
+            const auto times = [&](float factor, const uint2 &integers) {
+                const uint32_t word = chunk < 2 ? integers.x : integers.y;
+                const int byte = 2 * (chunk % 2) + block;
+                return fmaf(factor, __uint_as_float(__byte_perm(word, 0x3f000000, 0x7044 | byte << 8)), -factor);
+            };
+            scale[block] = {times(ready.scale_factors[0], ready.scale[0]),
+                            times(ready.scale_factors[1], ready.scale[1])};
+            minimum[block] = {times(ready.minimum_factors[0], ready.minimum[0]) - scale[block].x,
+                              times(ready.minimum_factors[1], ready.minimum[1]) - scale[block].y};
         }
     }
 };
 
 struct Q6_K : Tiled<tiles::Q6_K> {
     static constexpr int BLOCKS = 4;
+    static constexpr bool WHOLE_RECORDS = true;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
@@ -88,12 +113,11 @@ struct Q6_K : Tiled<tiles::Q6_K> {
         const auto word = [&](const uint4 &of) {
             return chunk == 0 ? of.x : chunk == 1 ? of.y : chunk == 2 ? of.z : of.w;
         };
-        // With the sign bit turned a byte is its number + 128.
         const uint32_t above = word(scales.scale[0]) ^ 0x80808080u, below = word(scales.scale[1]) ^ 0x80808080u;
         const float d_above = halves(scales.factors[0]).x, d_below = halves(scales.factors[1]).x;
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            scale[step] = {d_above * (byte_of(above, step) - 128.0f), d_below * (byte_of(below, step) - 128.0f)};
+            scale[step] = {d_above * signed_byte_of(above, step), d_below * signed_byte_of(below, step)};
         }
     }
 
@@ -108,9 +132,9 @@ struct Q6_K : Tiled<tiles::Q6_K> {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int shift = 8 * (step % 2) + 2 * i - 4;  // brings the two bits to bits 4 and 5
-                    const uint32_t above = (shift < 0 ? high << -shift : high >> shift) & 0x00300030;
-                    const uint32_t below = (lows[step] >> (4 * i) & 0x000f000f) | 0x43004300;
-                    a[step][i] = subtract(above | below, 0x43204320);  // 128 + 32
+                    const uint32_t below = masked_or(lows[step] >> (4 * i), 0x000f000f, 0x43004300);
+                    const uint32_t both = masked_or(shift < 0 ? high << -shift : high >> shift, 0x00300030, below);
+                    a[step][i] = subtract(both, 0x43204320);  // 128 + 32
                 }
             }
         }

@@ -111,8 +111,8 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     constexpr int DEPTH = (AHEAD + CHUNKS - 1) / CHUNKS;
     // With less than a record ahead, the rest of a record is asked for while its first chunks are multiplied.
     constexpr bool WITHIN = AHEAD < CHUNKS;
-    // Records whose scales are in registers or on their way: with one set those of the next record could be asked for only
-    // when they are needed.
+    // Records whose scales are in registers or on their way: with one set those of the next record could be asked for
+    // only when they are needed.
     constexpr int SETS = DEPTH == 2 ? 2 : DOWN ? 1 : Format::scale_sets(TILES);
     // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it would keep a record's
     // chunks from overlapping. More rows or more scales have work enough in one chunk, and no registers for two.
@@ -185,6 +185,8 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
         return x_lane + (DOWN ? at.slot * 2 * p.cols : 0) + at.record * CHUNKS * tiles::CHUNK;
     };
     const auto x_end_of = [&](const Place &at) {
+        // Past the last task the place is still one of x.
+        if (Format::WHOLE_RECORDS) return rows_left > 0 ? CHUNKS * tiles::CHUNK : 0;
         const int left = p.cols - at.record * CHUNKS * tiles::CHUNK - lane % 4 * Format::Columns::RUN;
         return at.task < walk.tasks && rows_left > 0 ? left : 0;
     };
@@ -209,8 +211,8 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     float base = 0.0f;
     if (current.task < walk.tasks) base = base_of<TILES>(p, team, current.task, lane, team.member);
     int parity = 0;
-    // Whether there was a record left. Its place in the ring is part of the type: the compiler kept the codes and scales of a
-    // loop over it in local memory (a stack frame, no spills), where a load is waited for as soon as it is asked for.
+    // Whether there was a record left. Its place in the ring is part of the type: the compiler kept the codes and scales
+    // of a loop over it in local memory (a stack frame, no spills), where a load is waited for once it is asked for.
     const auto multiply_record = [&](auto place_in_ring) {
         constexpr int depth = decltype(place_in_ring)::value;
         if (current.task >= walk.tasks) return false;
@@ -226,6 +228,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             if (held_ahead > 0) Format::load(scales[1 - depth], record, held_ahead, lane);
         }
 
+        const auto ready = Format::ready(scales[depth]);
         float of_record[TILES][2] = {};
         auto &into = DOWN ? of_record : sum;
 #pragma unroll
@@ -236,7 +239,7 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
             const bool here = OVERLAP || chunk < held;
             if (here) {
                 decoder.fragments(a, of_chunk);
-                Format::scales_of(scale, minimum, scales[depth], chunk, chunk < held);
+                Format::scales_of(scale, minimum, ready, chunk, chunk < held);
             }
 #pragma unroll
             for (int nth = 0; nth < TILES; nth++) {

@@ -6,6 +6,7 @@
 //   scale_sets               records whose scales are in registers, those on their way among them; two records of codes
 //                            always have both
 //   BLOCKS, HAS_MINIMUM      scales of a chunk; whether a block has a minimum besides
+//   WHOLE_RECORDS            whether there are always multiples of 256 columns
 //   Columns                  the order of columns (operand.cuh)
 //   Record, open, advance    a record of a row tile as a lane sees it, and the one some records on in the tile
 //   Chunk, Scales, load      the registers that a chunk's codes and a record's scales come in, and their loads
@@ -21,8 +22,13 @@
 namespace linear {
 
 template <class Layout> struct Tiled : Layout {
-    static constexpr bool HAS_MINIMUM = false;
+    static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false;
     using Columns = RunsOfEight;
+
+    // What a record's scales are to be before those of its chunks are taken.
+    template <class Scales> __device__ __forceinline__ static const Scales &ready(const Scales &scales) {
+        return scales;
+    }
 
     struct Record {
         const uint8_t *codes;
@@ -49,14 +55,22 @@ struct NoTable {
 // Sixteen bytes of constant data that neighbours read too.
 __device__ __forceinline__ uint4 load_constant(const void *from) { return __ldg(static_cast<const uint4 *>(from)); }
 
-// The two FP16 numbers of a word, and byte `index` of a word, in single precision.
+// The two FP16 numbers of a word in single precision.
 __device__ __forceinline__ float2 halves(uint32_t word) {
     return __half22float2(*reinterpret_cast<const __half2 *>(&word));
 }
 
-// 2^23 + byte is exact: one permutation and one addition instead of a conversion, which is four times slower.
-__device__ __forceinline__ float byte_of(uint32_t word, int index) {
-    return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 | index)) - 8388608.0f;
+// Byte `index` of a word with its sign bit turned, in single precision. 2^23 + byte is exact: one permutation and one
+// addition instead of a conversion, which is four times slower.
+__device__ __forceinline__ float signed_byte_of(uint32_t word, int index) {
+    return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 | index)) - (8388608.0f + 128.0f);
+}
+
+// (a & mask) | bits in one instruction, which the compiler makes two of where both are constants.
+__device__ __forceinline__ uint32_t masked_or(uint32_t a, uint32_t mask, uint32_t bits) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
+    return result;
 }
 
 // a - b of two bfloat16 each: exact for the small integers here.
