@@ -105,6 +105,11 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     let team = Team::new(row_tiles, records(cols), then);
     product.split_log2 = team.split_log2;
     let tasks = if matches!(then, Then::Gated(_)) { row_tiles / 2 } else { row_tiles };
+    if matches!(n, 9..=16)
+        && let Some(blocks) = team.blocks_of_pairs(row_tiles, then, gpu.properties().multiprocessors as usize)
+    {
+        return launch(gpu, format, Kernel::Rows16Paired, PAIRED_WARPS, [blocks, 1], Arguments::new().value(product));
+    }
     let kernel = match n {
         ..=4 => Kernel::Rows4,
         5..=8 => Kernel::Rows8,
@@ -115,7 +120,7 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     let groups = n.div_ceil(32);
     let at_once = gpu.properties().multiprocessors as usize * team.blocks_of_multiprocessor() / groups;
     let blocks = tasks.div_ceil(team.of_block()).min(at_once.max(1));
-    launch(gpu, format, kernel, team, [blocks, groups], Arguments::new().value(product))
+    launch(gpu, format, kernel, team.warps_of_block(), [blocks, groups], Arguments::new().value(product))
 }
 
 /// The sizes and places of a [`linear_routed_gated`] call.
@@ -178,7 +183,8 @@ pub fn linear_routed_gated(gpu: &Gpu, call: &LinearRoutedGated<'_>) -> Result<()
     let team = Team::new(2 * row_tiles * per_row, records(cols), then);
     product.split_log2 = team.split_log2;
     let grid = [row_tiles.div_ceil(team.of_block()), slots];
-    launch(gpu, format, Kernel::RoutedGated, team, grid, Arguments::new().value(product).value(routing))
+    let arguments = Arguments::new().value(product).value(routing);
+    launch(gpu, format, Kernel::RoutedGated, team.warps_of_block(), grid, arguments)
 }
 
 /// The sizes and places of a [`linear_routed_down`] call.
@@ -242,7 +248,8 @@ pub fn linear_routed_down(gpu: &Gpu, call: &LinearRoutedDown<'_>) -> Result<()> 
     let team = Team::new(row_tiles, records(cols) * per_row, then);
     product.split_log2 = team.split_log2;
     let grid = [row_tiles.div_ceil(team.of_block()), n];
-    launch(gpu, format, Kernel::RoutedDown, team, grid, Arguments::new().value(product).value(routing))
+    let arguments = Arguments::new().value(product).value(routing);
+    launch(gpu, format, Kernel::RoutedDown, team.warps_of_block(), grid, arguments)
 }
 
 /// The kernels' first argument: `Product` in `cuda/linear/finish.cuh`.
@@ -344,6 +351,14 @@ impl Team {
         self.warps.max(Self::BLOCK_WARPS)
     }
 
+    /// The blocks of products with two row tiles to a warp, where those fill the card.
+    fn blocks_of_pairs(self, row_tiles: usize, then: Then, multiprocessors: usize) -> Option<usize> {
+        let shares = 1 << self.split_log2;
+        let tasks = if matches!(then, Then::Gated(_)) { row_tiles / 2 } else { row_tiles.div_ceil(2) };
+        let fills = PAIRED_WARPS.is_multiple_of(shares) && tasks * shares >= PAIRED_WARPS * multiprocessors;
+        fills.then(|| multiprocessors.min(tasks.div_ceil(PAIRED_WARPS / shares)))
+    }
+
     fn of_block(self) -> usize {
         self.warps_of_block() / self.warps
     }
@@ -354,6 +369,9 @@ impl Team {
     }
 }
 
+/// The warps of a block that has two row tiles to a warp: `cuda/linear/paired.cuh`.
+const PAIRED_WARPS: usize = 12;
+
 /// Pieces of 16 rows and 256 columns in a row tile.
 fn records(cols: usize) -> usize {
     cols.div_ceil(256)
@@ -363,18 +381,19 @@ fn launch(
     gpu: &Gpu,
     format: TileFormat,
     kernel: Kernel,
-    team: Team,
+    warps: usize,
     grid: [usize; 2],
     arguments: Arguments,
 ) -> Result<()> {
     let (image, name) = kernel.of(format);
-    // The warps' sums of 64 outputs a group, behind the table of NF4; twice as `SUMS_TWICE` in the kernels says.
+    // The warps' sums of 64 outputs a group, behind the table of NF4: of two tiles, or twice as `SUMS_TWICE` in the
+    // kernels says.
     let times = if kernel.groups() < 8 { 2 } else { 1 };
-    let sums = times * team.warps_of_block() * kernel.groups() * 64 * 4;
+    let sums = times * warps * kernel.groups() * 64 * 4;
     let table = if format == TileFormat::Nf4 { 256 * 256 } else { 0 };
     let launch = Launch {
         grid: [grid[0] as u32, grid[1] as u32, 1],
-        threads: 32 * team.warps_of_block() as u32,
+        threads: 32 * warps as u32,
         shared_bytes: (table + sums) as u32,
     };
     gpu.launch(&gpu.function(image, name)?, launch, arguments)
@@ -385,6 +404,7 @@ enum Kernel {
     Rows4,
     Rows8,
     Rows16,
+    Rows16Paired,
     Rows32,
     RoutedGated,
     RoutedDown,
@@ -398,6 +418,7 @@ macro_rules! names {
                 Kernel::Rows4 => concat!($image, "_4"),
                 Kernel::Rows8 => concat!($image, "_8"),
                 Kernel::Rows16 => concat!($image, "_16"),
+                Kernel::Rows16Paired => concat!($image, "_16_paired"),
                 Kernel::Rows32 => concat!($image, "_32"),
                 Kernel::RoutedGated => concat!($image, "_routed_gated"),
                 Kernel::RoutedDown => concat!($image, "_routed_down"),
@@ -427,7 +448,7 @@ impl Kernel {
         match self {
             Self::Rows4 | Self::RoutedGated | Self::RoutedDown => 1,
             Self::Rows8 => 2,
-            Self::Rows16 => 4,
+            Self::Rows16 | Self::Rows16Paired => 4,
             Self::Rows32 => 8,
         }
     }

@@ -14,6 +14,8 @@ template <class Layout> struct Bytes : Tiled<Layout> {
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 8 ? 2 : 4; }
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 4 ? 1 : 2; }
 
+    static constexpr int PAIRED_AHEAD = 2;
+
     struct Chunk {
         uint4 half[2];  // two steps each
     };

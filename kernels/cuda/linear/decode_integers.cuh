@@ -112,6 +112,7 @@ struct Q4_1 : FourBits<tiles::Q4_1> {
     __host__ __device__ static constexpr int operand_ring(int) { return 2; }
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
     static constexpr bool HAS_MINIMUM = true;
+    static constexpr int PAIRED_AHEAD = 2;
     using Decoder = SixteenthsDecoder;
     using FourBits::load;
 

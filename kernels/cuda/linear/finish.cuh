@@ -76,8 +76,10 @@ struct Team {
     int half;    // 1: the second matrix of a gated pair
     int share;   // which of the warps on its matrix it is
 
-    __device__ __forceinline__ Team(const Product &p, int warp) {
-        const int log2 = p.split_log2 + (p.gated() ? 1 : 0);
+    __device__ __forceinline__ Team(const Product &p, int warp) : Team(p, warp, p.split_log2 + (p.gated() ? 1 : 0)) {}
+
+    // Of 2^log2 warps.
+    __device__ __forceinline__ Team(const Product &p, int warp, int log2) {
         teams = int(blockDim.x) / WARP >> log2;
         index = warp >> log2;
         warps = 1 << log2;
@@ -89,6 +91,15 @@ struct Team {
     // A barrier of the team alone.
     __device__ __forceinline__ void wait() const {
         asm volatile("bar.sync %0, %1;" ::"r"(index + 1), "r"(warps * WARP) : "memory");
+    }
+
+    // The same where there may be sixteen teams of one warp, one more than there are barriers.
+    __device__ __forceinline__ void wait_or_sync() const {
+        if (warps == 1) {
+            __syncwarp();
+        } else {
+            wait();
+        }
     }
 };
 
@@ -108,16 +119,20 @@ struct Output {
     }
 };
 
-// What an output starts from: the bias, and for ADD what is there. Asked for early, while the weights are on their way.
+// What an output starts from: the bias, and for ADD what is there.
+__device__ __forceinline__ float base_of_output(const Product &p, const Part &part, const Output &output) {
+    const float bias = part.bias ? part.bias[output.row] : 0.0f;
+    if (p.then != ADD) return bias;
+    return bias + static_cast<const float *>(p.out)[output.at(p, part)];
+}
+
+// The same for a lane's output `slot`. Asked for early, while the weights are on their way.
 template <int TILES>
 __device__ __forceinline__ float base_of(const Product &p, const Team &team, int task, int lane, int slot) {
     if (slot >= 2 * TILES || p.gated()) return 0.0f;
     const Part part = p.part(task, 0);
     const Output output(part, lane, slot);
-    if (!output.exists(p, part)) return 0.0f;
-    const float bias = part.bias ? part.bias[output.row] : 0.0f;
-    if (p.then != ADD) return bias;
-    return bias + static_cast<const float *>(p.out)[output.at(p, part)];
+    return output.exists(p, part) ? base_of_output(p, part, output) : 0.0f;
 }
 
 __device__ __forceinline__ float activation(float x, int then) {

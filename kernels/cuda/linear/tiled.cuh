@@ -7,6 +7,8 @@
 //                            always have both
 //   BLOCKS, HAS_MINIMUM      scales of a chunk; whether a block has a minimum besides
 //   WHOLE_RECORDS            whether there are always multiples of 256 columns
+//   PAIRED_AHEAD, IN_PLACE   as `ahead`, for the kernel of paired.cuh (1, 2 or 4); whether codes are A registers as they
+//                            are
 //   Columns                  the order of columns (operand.cuh)
 //   Record, open, advance    a record of a row tile as a lane sees it, and the one some records on in the tile
 //   Chunk, Scales, load      the registers that a chunk's codes and a record's scales come in, and their loads
@@ -22,7 +24,8 @@
 namespace linear {
 
 template <class Layout> struct Tiled : Layout {
-    static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false;
+    static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false, IN_PLACE = false;
+    static constexpr int PAIRED_AHEAD = 4;
     using Columns = RunsOfEight;
 
     // What a record's scales are to be before those of its chunks are taken.
