@@ -80,7 +80,7 @@ struct Q6_K : Tiled<tiles::Q6_K> {
     static constexpr int PAIRED_AHEAD = 2;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
-    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
+    __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 8 ? 2 : 1; }
     using Columns = RunsOfFour;
 
     struct Chunk {
