@@ -5,8 +5,8 @@
 //! prompts as fits beside them. Sequences are ragged (each has its own cache and length), rows leave as they finish, and new
 //! ones join between steps.
 //!
-//! Each sequence gets exactly the ids it gets alone: a model's row depends on its own sequence only, and a sampler's draw on
-//! its seed and the position.
+//! Each sequence gets exactly the ids it gets alone: a model's row depends on its own sequence only, prompts are cut into
+//! passes by their own length only, and a sampler's draw depends on its seed and the position.
 
 use std::sync::Arc;
 
@@ -112,8 +112,8 @@ enum Sampled {
 }
 
 impl<M: LanguageModel> BatchDecoder<M> {
-    /// A batch without rows. A pass takes up to `rows_per_pass` rows; 512 is a good number. Every row that is answering
-    /// takes part in every pass even where they are more.
+    /// A batch without rows. A pass takes up to `rows_per_pass` rows of prompts; 512, what a session takes alone, is a good
+    /// number. Every row that is answering takes part in every pass even where they are more.
     ///
     /// # Errors
     /// [`Error::InvalidOption`]: `rows_per_pass` is 0.
@@ -329,22 +329,30 @@ impl<M: LanguageModel> BatchDecoder<M> {
     }
 
     /// How many ids each row has to compute, and how many of them in this pass: one for each row that is answering, then
-    /// the prompts in the order they joined, as far as the pass has room.
+    /// the prompts in the order they joined, as far as the pass has room. A prompt is cut as it would be alone, never where
+    /// the room ends: on a graphics card the cut decides how a row is rounded.
     fn shares(&mut self) -> Vec<(usize, usize)> {
+        let piece = |session: &Session<M>| session.prefill_rows().min(self.rows_per_pass);
+        let pieces: Vec<usize> = self.rows.iter().map(|row| piece(&row.session)).collect();
         let pending = |row: &mut Row<M>| if row.limit().is_some() { 0 } else { row.session.pending() };
         let pending: Vec<usize> = self.rows.iter_mut().map(pending).collect();
         let answering = pending.iter().filter(|&&pending| pending == 1).count();
-        // Prompts get at least one row, so that a batch of many answering rows cannot hold them off forever.
-        let mut room = self.rows_per_pass.saturating_sub(answering).max(1);
-        let share = |pending: usize| {
+        let mut room = self.rows_per_pass.saturating_sub(answering);
+        // The first prompt goes on in any case: a batch of many answering rows cannot hold it off forever.
+        let mut first = true;
+        let share = |(pending, piece): (usize, usize)| {
             if pending <= 1 {
                 return (pending, pending);
             }
-            let share = pending.min(room);
-            room -= share;
+            let mut share = pending.min(piece);
+            if share > room && !first {
+                share = 0;
+            }
+            first = false;
+            room = room.saturating_sub(share);
             (pending, share)
         };
-        pending.into_iter().map(share).collect()
+        pending.into_iter().zip(pieces).map(share).collect()
     }
 }
 

@@ -279,6 +279,11 @@ impl<M: LanguageModel> Session<M> {
         self.ids.len() - self.cache.positions()
     }
 
+    /// How many ids of a prompt go through the model at a time.
+    pub(crate) fn prefill_rows(&self) -> usize {
+        self.prefill_rows
+    }
+
     /// The next of the pending ids, at most `rows` of them, and the cache that a pass appends them to.
     pub(crate) fn next_pending(&mut self, rows: usize) -> (&[u32], Span<'_, M::Cache>) {
         next_pending(&self.ids, &mut self.cache, rows)

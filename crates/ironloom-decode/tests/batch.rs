@@ -44,8 +44,8 @@ fn a_step_is_one_pass_and_prompts_share_its_room() {
     assert_eq!(batch.step().unwrap().len(), 1);
     let second = batch.join(model.session(), &[3; 12], sampler(2), limits(2)).unwrap();
     let rows = run(&mut batch);
-    // The second prompt takes what the first row leaves of 8, then the rest.
-    assert_eq!(model.take_passes(), [vec![2], vec![1, 7], vec![1, 5], vec![1]]);
+    // The second prompt is cut as it is alone, not where the first row leaves it room.
+    assert_eq!(model.take_passes(), [vec![2], vec![1, 8], vec![1, 4], vec![1]]);
     assert_eq!(rows[&first].0, alone(&model, &[1, 2], &mut sampler(1), 3)[1..]);
     assert_eq!(rows[&second], (alone(&model, &[3; 12], &mut sampler(2), 2), Some(FinishReason::MaxTokens)));
 }
@@ -58,8 +58,8 @@ fn waiting_prompts_divide_a_pass_in_the_order_they_joined() {
         batch.join(model.session(), &vec![seed; length], sampler(u64::from(seed)), limits(2)).unwrap();
     }
     run(&mut batch);
-    // The first pass has no room for the third prompt.
-    assert_eq!(model.take_passes(), [vec![5, 3], vec![1, 3, 4], vec![1, 1]]);
+    // The first pass has room for the first prompt, the second for the second: none is cut to fill a pass.
+    assert_eq!(model.take_passes(), [vec![5], vec![1, 6], vec![1, 4], vec![1]]);
 }
 
 proptest! {
