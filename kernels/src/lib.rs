@@ -34,12 +34,14 @@ mod gated_activation;
 mod gather_rows;
 mod gemm;
 mod gpu;
+mod gradient_norm;
 mod graph;
 mod images;
 mod launch;
 mod linear;
 mod linear_plain;
 mod mapped;
+mod optimizer;
 mod profile;
 mod rmsnorm;
 mod rope_append;
@@ -64,6 +66,9 @@ pub use gated_activation::{Activation, GatedActivation, gated_activation};
 pub use gather_rows::{GatherRows, gather_rows};
 pub use gemm::{GatedProduct, Output, Product, gemm, gemm_gated};
 pub use gpu::{Gpu, Properties};
+pub use gradient_norm::{
+    JudgeStep, LossTotals, StepLimits, StepResult, StepValues, judge_step, sum_of_squares, sum_of_squares_pieces,
+};
 pub use graph::{Event, Graph};
 pub use images::{Image, images};
 pub use linear::{
@@ -72,6 +77,7 @@ pub use linear::{
 };
 pub use linear_plain::{LinearPlain, linear_plain};
 pub use mapped::Mapped;
+pub use optimizer::{AdamW, AdamWRule, Lion, ParameterRange, Sgd, WeightAverage, adamw, lion, sgd, weight_average};
 pub use profile::KernelTime;
 pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
 pub use rope_append::{KvDestination, RopeAppend, rope_append};
