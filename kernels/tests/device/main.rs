@@ -9,6 +9,7 @@ mod advance;
 mod argmax;
 mod attention;
 mod attention_few;
+mod column_sums;
 mod cublaslt;
 mod dequantize;
 mod embedding;
@@ -21,10 +22,12 @@ mod linear_plain;
 mod memory;
 mod optimizer;
 mod rmsnorm;
+mod rmsnorm_backward;
 mod rope_append;
 mod rope_phases;
 mod route_experts;
 mod routed;
+mod rows;
 
 /// The first device; none where there is no driver or card.
 pub fn gpu() -> Option<Gpu> {
