@@ -4,7 +4,8 @@
 //! changes with the number of rows, and with it the order of sums. So each weight's shape has ONE algorithm, chosen by
 //! the library's own estimate for a fixed number of rows, among those that do not split the sum; it serves every number
 //! of rows. An algorithm that refuses a number of rows is passed over for all of them, and a shape that no algorithm
-//! serves goes to the built-in kernel, always.
+//! serves goes to the built-in kernel, always. Products of training ([`Multiply`]) have no such bond: each size has the
+//! algorithm proposed for it.
 //!
 //! The library's matrices are column-major. So `out = x weight^T` is asked for as `out^T = weight x^T`: the weight,
 //! `inputs` by `outputs` with its stride, transposed, times x, `inputs` by `rows`.
@@ -20,7 +21,7 @@ use cudarc::cublaslt::{
     sys,
 };
 
-use crate::{Error, Gpu, Output, Product, Result, gemm, gpu::Shared};
+use crate::{Error, Gpu, Multiply, Output, Product, Result, gemm, gpu::Shared};
 
 /// The library, and the algorithm of each weight's shape.
 pub struct CublasLt {
@@ -28,6 +29,8 @@ pub struct CublasLt {
     /// The number of rows for which algorithms are chosen.
     choice_rows: usize,
     algorithms: Mutex<HashMap<Shape, Option<sys::cublasLtMatmulAlgo_t>>>,
+    /// Those of products of one size.
+    sized: Mutex<HashMap<SizedShape, sys::cublasLtMatmulAlgo_t>>,
     shared: Arc<Shared>,
 }
 
@@ -85,7 +88,7 @@ impl CublasLt {
         let shared = gpu.inner.shared.clone();
         shared.bind()?;
         let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
-        Ok(Self { handle, choice_rows, algorithms: Mutex::default(), shared })
+        Ok(Self { handle, choice_rows, algorithms: Mutex::default(), sized: Mutex::default(), shared })
     }
 
     /// A product; by the built-in kernel where no algorithm of the library serves the weight's shape.
@@ -139,6 +142,103 @@ impl CublasLt {
         })
     }
 
+    /// A product whose bits may depend on its whole size, as those of training may: by the algorithm that the library
+    /// proposes for exactly this size, which may split the sum. The same size gives the same bits each time.
+    ///
+    /// # Errors
+    /// A slice is too short, a stride or an address is not aligned, there is no room for the workspace, or the library
+    /// fails or has no algorithm.
+    pub fn multiply(&self, gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
+        let ([a, b, out], start) = call.addresses()?;
+        if call.size.contains(&0) {
+            return Ok(());
+        }
+        self.shared.bind()?;
+        let shape = SizedShape::of(call);
+        let problem = shape.problem()?;
+        let algorithm = self.sized_algorithm(&shape, &problem)?;
+        let workspace_bytes = problem.check(self.handle, &algorithm).ok_or_else(|| shape.unsupported())?;
+        let workspace = match workspace_bytes {
+            0 => None,
+            bytes => Some(gpu.allocate(bytes, "the workspace of cuBLASLt")?),
+        };
+        let (alpha, beta) = (1.0f32, if start.is_some() { 1.0f32 } else { 0.0 });
+        gpu.timed("cublasLtMatmul", || {
+            // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
+            // workspace's memory is not used by anything else until what is in the stream now is done.
+            unsafe {
+                result::matmul(
+                    self.handle,
+                    problem.description.0,
+                    (&raw const alpha).cast(),
+                    (&raw const beta).cast(),
+                    b as *const c_void,
+                    problem.weight.0,
+                    a as *const c_void,
+                    problem.x.0,
+                    start.unwrap_or(out) as *const c_void,
+                    problem.out.0,
+                    out as *mut c_void,
+                    problem.out.0,
+                    &algorithm,
+                    workspace.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.slice().address() as *mut c_void),
+                    workspace_bytes,
+                    self.shared.stream.cast(),
+                )
+            }
+            .map_err(failed("cublasLtMatmul"))
+        })
+    }
+
+    /// The library's first proposal for a size.
+    fn sized_algorithm(&self, shape: &SizedShape, problem: &Problem) -> Result<sys::cublasLtMatmulAlgo_t> {
+        let mut known = self.sized.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&algorithm) = known.get(shape) {
+            return Ok(algorithm);
+        }
+        let out_alignment = 1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4);
+        let preference = Preference::new(out_alignment)?;
+        let proposals = self.proposals(problem, &preference)?;
+        let serves = |proposal: &&sys::cublasLtMatmulHeuristicResult_t| {
+            proposal.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
+                && problem.check(self.handle, &proposal.algo).is_some()
+        };
+        let chosen = proposals.iter().find(serves).ok_or_else(|| shape.unsupported())?.algo;
+        known.insert(*shape, chosen);
+        Ok(chosen)
+    }
+
+    /// What the library proposes, the best first.
+    fn proposals(
+        &self,
+        problem: &Problem,
+        preference: &Preference,
+    ) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
+        // SAFETY: a struct of numbers and one enumeration of which 0 is a value.
+        let mut proposals: [sys::cublasLtMatmulHeuristicResult_t; PROPOSALS] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        // SAFETY: the descriptions are alive, and there is room for as many proposals as are asked for.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                problem.description.0,
+                problem.weight.0,
+                problem.x.0,
+                problem.out.0,
+                problem.out.0,
+                preference.0,
+                PROPOSALS as i32,
+                proposals.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        match status {
+            sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(proposals[..count as usize].to_vec()),
+            sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => Ok(Vec::new()),
+            other => Err(failed("cublasLtMatmulAlgoGetHeuristic")(CublasError(other))),
+        }
+    }
+
     /// The algorithm that serves products like `call` with any number of rows; none where the built-in kernel does.
     ///
     /// # Errors
@@ -171,49 +271,16 @@ impl CublasLt {
 
     /// The first of the library's proposals that sums in one piece and serves every number of rows.
     fn choose(&self, shape: &Shape) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
-        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-        let preference = Preference(result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?);
         // Sixteen bytes is what every launcher promises of addresses; a row of `out` may promise less.
-        let out_alignment = 1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4);
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        let preference = Preference::new(1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4))?;
         preference.set(
-            Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
             &(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32),
         )?;
-        for (attribute, bytes) in [
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 16u32),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment),
-        ] {
-            preference.set(attribute, &bytes)?;
-        }
         // The bias's own address does not matter to the choice; it may not be null.
         let bias = if shape.bias { 256 } else { 0 };
         let problem = Problem::new(shape, self.choice_rows, bias)?;
-        // SAFETY: a struct of numbers and one enumeration of which 0 is a value.
-        let mut proposals: [sys::cublasLtMatmulHeuristicResult_t; PROPOSALS] = unsafe { std::mem::zeroed() };
-        let mut count = 0;
-        // SAFETY: the descriptions are alive, and there is room for as many proposals as are asked for.
-        let status = unsafe {
-            sys::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
-                problem.description.0,
-                problem.weight.0,
-                problem.x.0,
-                problem.out.0,
-                problem.out.0,
-                preference.0,
-                PROPOSALS as i32,
-                proposals.as_mut_ptr(),
-                &mut count,
-            )
-        };
-        match status {
-            sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => {}
-            sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => return Ok(None),
-            other => return Err(failed("cublasLtMatmulAlgoGetHeuristic")(CublasError(other))),
-        }
+        let proposals = self.proposals(&problem, &preference)?;
         let problems: Vec<Problem> =
             PROBED_ROWS.iter().map(|&rows| Problem::new(shape, rows, bias)).collect::<Result<_>>()?;
         let serves = |proposal: &&sys::cublasLtMatmulHeuristicResult_t| {
@@ -221,7 +288,7 @@ impl CublasLt {
                 && sums_in_one_piece(&proposal.algo)
                 && problems.iter().all(|problem| problem.check(self.handle, &proposal.algo).is_some())
         };
-        Ok(proposals[..count as usize].iter().find(serves).map(|proposal| proposal.algo))
+        Ok(proposals.iter().find(serves).map(|proposal| proposal.algo))
     }
 }
 
@@ -251,6 +318,60 @@ impl Shape {
             output: call.output,
             bias: call.bias.is_some(),
         }
+    }
+}
+
+/// All of a product that the choice of its algorithm depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct SizedShape {
+    size: [usize; 3],
+    strides: [usize; 2],
+    transposed: [bool; 2],
+    out_stride: usize,
+    output: Output,
+    has_start: bool,
+}
+
+impl SizedShape {
+    fn of(call: &Multiply<'_>) -> Self {
+        Self {
+            size: call.size,
+            strides: [call.a.stride, call.b.stride],
+            transposed: [call.a.transposed, call.b.transposed],
+            out_stride: call.out_stride,
+            output: call.output,
+            has_start: call.output == Output::AddF32 || call.start.is_some(),
+        }
+    }
+
+    /// The library's matrices are column-major: `out^T = b^T a^T`, and rows as they lie are columns.
+    fn problem(&self) -> Result<Problem> {
+        use sys::{cublasLtMatmulDescAttributes_t as Attribute, cudaDataType as Type};
+        let out_type = if self.output == Output::Bf16 { Type::CUDA_R_16BF } else { Type::CUDA_R_32F };
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description =
+            result::create_matmul_desc(compute, Type::CUDA_R_32F).map_err(failed("cublasLtMatmulDescCreate"))?;
+        let description = Description(description);
+        // `CUBLAS_OP_N` and `CUBLAS_OP_T`.
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(self.transposed[1]))?;
+        description.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(self.transposed[0]))?;
+        let [rows, columns, summed] = self.size;
+        let layout = |transposed: bool, [inner, outer]: [usize; 2], stride| {
+            let (inner, outer) = if transposed { (outer, inner) } else { (inner, outer) };
+            Layout::new(Type::CUDA_R_16BF, inner, outer, stride)
+        };
+        Ok(Problem {
+            description,
+            weight: layout(self.transposed[1], [columns, summed], self.strides[1])?,
+            x: layout(self.transposed[0], [summed, rows], self.strides[0])?,
+            out: Layout::new(out_type, columns, rows, self.out_stride)?,
+        })
+    }
+
+    fn unsupported(&self) -> Error {
+        let [rows, columns, summed] = self.size;
+        let what = format!("a product of {rows} by {summed} and {summed} by {columns}: it has no algorithm");
+        Error::Unsupported { operation: "product by cuBLASLt", what }
     }
 }
 
@@ -397,6 +518,22 @@ impl Drop for Layout {
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
+    /// The workspace allowed, and the alignment of addresses: 16 bytes of operands, `out_alignment` of the result.
+    fn new(out_alignment: u32) -> Result<Self> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let made = Self(result::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?);
+        made.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        for (attribute, bytes) in [
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 16u32),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment),
+        ] {
+            made.set(attribute, &bytes)?;
+        }
+        Ok(made)
+    }
+
     fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<()> {
         // SAFETY: the preference is alive, and the library reads as many bytes as the value has.
         unsafe {

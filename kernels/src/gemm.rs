@@ -55,6 +55,73 @@ pub struct Product<'a> {
     pub inputs: usize,
 }
 
+/// `out[m, n] = a[m, k] b[k, n]` (+ start), operands bfloat16 and each as it is or transposed, sums in single precision: the
+/// products of training, forward and back.
+#[derive(Clone, Copy, Debug)]
+pub struct Multiply<'a> {
+    /// `[m, k]`.
+    pub a: Operand<'a>,
+    /// `[k, n]`.
+    pub b: Operand<'a>,
+    /// `[m, n]`; starts at a multiple of 16 bytes.
+    pub out: Slice<'a>,
+    /// Elements from one row of `out` to the next.
+    pub out_stride: usize,
+    /// The type of `out`; [`Output::AddF32`] adds to what `out` holds.
+    pub output: Output,
+    /// What the product is added to instead of being set, in the type and layout of `out`.
+    pub start: Option<Slice<'a>>,
+    /// m, n and k.
+    pub size: [usize; 3],
+}
+
+/// A matrix of a [`Multiply`].
+#[derive(Clone, Copy, Debug)]
+pub struct Operand<'a> {
+    /// Its rows, or where it is transposed its columns; starts at a multiple of 16 bytes.
+    pub slice: Slice<'a>,
+    /// Elements from one of them to the next, a multiple of 8.
+    pub stride: usize,
+    /// Whether the rows in memory are the matrix's columns.
+    pub transposed: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// Rows that are the matrix's rows.
+    pub fn rows(slice: Slice<'a>, stride: usize) -> Self {
+        Self { slice, stride, transposed: false }
+    }
+
+    /// Rows that are the matrix's columns.
+    pub fn columns(slice: Slice<'a>, stride: usize) -> Self {
+        Self { slice, stride, transposed: true }
+    }
+
+    fn address(&self, what: &'static str, [rows, columns]: [usize; 2]) -> Result<u64> {
+        let (rows, width) = if self.transposed { (columns, rows) } else { (rows, columns) };
+        multiple(OPERATION, "the stride of an operand's rows (needed: a multiple of)", self.stride, 8)?;
+        let address = self.slice.expect(OPERATION, what, strided_bytes(OPERATION, rows, self.stride, width, 2)?)?;
+        multiple(OPERATION, "the address of an operand (needed: a multiple of)", address as usize, 16)?;
+        Ok(address)
+    }
+}
+
+impl Multiply<'_> {
+    /// Where a, b and out lie, and what the product is added to.
+    pub(crate) fn addresses(&self) -> Result<([u64; 3], Option<u64>)> {
+        let [m, n, k] = self.size;
+        let element = self.output.element();
+        let a = self.a.address("a's size in bytes", [m, k])?;
+        let b = self.b.address("b's size in bytes", [k, n])?;
+        let out = result(OPERATION, self.out, m, self.out_stride, n, element)?;
+        let start = match self.start {
+            Some(start) => Some(result(OPERATION, start, m, self.out_stride, n, element)?),
+            None => (self.output == Output::AddF32).then_some(out),
+        };
+        Ok(([a, b, out], start))
+    }
+}
+
 /// `out[n, outputs] = act(x gate^T) * (x up^T)`, all bfloat16, sums and activation in single precision.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedProduct<'a> {

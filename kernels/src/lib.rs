@@ -68,7 +68,7 @@ pub use error::{Error, Result};
 pub use form::Form;
 pub use gated_activation::{Activation, GatedActivation, gated_activation};
 pub use gather_rows::{GatherRows, gather_rows};
-pub use gemm::{GatedProduct, Output, Product, gemm, gemm_gated};
+pub use gemm::{GatedProduct, Multiply, Operand, Output, Product, gemm, gemm_gated};
 pub use gpu::{Gpu, Properties};
 pub use gradient_norm::{
     JudgeStep, LossTotals, StepLimits, StepResult, StepValues, judge_step, sum_of_squares, sum_of_squares_pieces,

@@ -1,11 +1,11 @@
 //! Products of many rows by cuBLASLt, with the cases of `gemm.rs`.
 
-use ironloom_kernels::{CublasLt, Error, Gpu, Output, Product};
+use ironloom_kernels::{CublasLt, Error, Gpu, Multiply, Operand, Output, Product};
 
 use crate::{
     buffer,
     gemm::{TIMED, check_products, check_rows_stand_alone, filled, seconds},
-    gpu,
+    gpu, normals, read_bf16, read_f32, relative_error, round_bf16, upload_bf16, upload_f32,
 };
 
 /// None where the library is not there.
@@ -68,6 +68,66 @@ fn a_product_can_be_captured() {
     graph.replay().unwrap();
     let bits = |buffer| -> Vec<u32> { crate::read_u32(&gpu, buffer, rows * outputs) };
     assert_eq!(bits(&first), bits(&second));
+}
+
+/// Every way round, with strides wider than rows, set and added.
+#[test]
+fn operands_as_they_are_and_transposed_agree_with_double_precision() {
+    let Some(gpu) = gpu() else { return };
+    let Some(library) = cublaslt(&gpu, CublasLt::CHOICE_ROWS) else { return };
+    for [m, n, k] in [[64, 48, 32], [200, 72, 1000], [768, 512, 4096], [33, 40, 17]] {
+        for (transposed_a, transposed_b) in [(false, true), (false, false), (true, false)] {
+            for output in [Output::F32, Output::Bf16, Output::AddF32] {
+                let stored = |transposed: bool, rows: usize, columns: usize| match transposed {
+                    true => [columns, rows],
+                    false => [rows, columns],
+                };
+                let [(a, a_stride), (b, b_stride)] = [stored(transposed_a, m, k), stored(transposed_b, k, n)]
+                    .map(|[rows, width]| ((rows, width), width.next_multiple_of(8) + 8));
+                let values = |seed, rows: usize, stride: usize| -> Vec<f32> {
+                    normals(seed, rows * stride).into_iter().map(round_bf16).collect()
+                };
+                let (a_values, b_values) = (values(1, a.0, a_stride), values(2, b.0, b_stride));
+                let at = |values: &[f32], stride: usize, transposed: bool, row: usize, column: usize| {
+                    f64::from(if transposed { values[column * stride + row] } else { values[row * stride + column] })
+                };
+                let start = normals(3, m * n);
+                let mut expected = vec![0.0f64; m * n];
+                for row in 0..m {
+                    for column in 0..n {
+                        let product = |i| {
+                            at(&a_values, a_stride, transposed_a, row, i)
+                                * at(&b_values, b_stride, transposed_b, i, column)
+                        };
+                        let added = if output != Output::Bf16 { f64::from(start[row * n + column]) } else { 0.0 };
+                        expected[row * n + column] = (0..k).map(product).sum::<f64>() + added;
+                    }
+                }
+                let (a_held, b_held) = (upload_bf16(&gpu, &a_values), upload_bf16(&gpu, &b_values));
+                let (out, held) = (buffer(&gpu, m * n * 4), upload_f32(&gpu, &start));
+                if output == Output::AddF32 {
+                    gpu.copy(out.slice(), held.slice()).unwrap();
+                }
+                let call = Multiply {
+                    a: Operand { slice: a_held.slice(), stride: a_stride, transposed: transposed_a },
+                    b: Operand { slice: b_held.slice(), stride: b_stride, transposed: transposed_b },
+                    out: out.slice(),
+                    out_stride: n,
+                    output,
+                    start: (output == Output::F32).then(|| held.slice()),
+                    size: [m, n, k],
+                };
+                library.multiply(&gpu, &call).unwrap();
+                let bf16 = output == Output::Bf16;
+                let found = if bf16 { read_bf16(&gpu, &out, m * n) } else { read_f32(&gpu, &out, m * n) };
+                let error = relative_error(&found, &expected);
+                assert!(
+                    error < if bf16 { 4e-3 } else { 1e-5 },
+                    "{m} {n} {k} {transposed_a} {transposed_b} {output:?}: {error}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
