@@ -14,44 +14,13 @@
 // the worst case; blocks that find none left end at once. A place's sums depend on its row and its expert only.
 //
 // Bound: with many rows the tensor cores, 6 n k width inner operations; with few, the weights of the experts in use.
+#include "gemm/experts.cuh"
 #include "gemm/tile.cuh"
 
 namespace {
 
 constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / WARP;
 constexpr int COMBINE_THREADS = 128;
-
-// The tile of rows that a block computes: places first..end of an expert.
-struct ExpertRows {
-    int expert, first, end;
-};
-
-// Finds the `tile`-th tile of `ROWS` rows when each expert's rows are cut into tiles of their own; first == end where
-// there are not so many. Every warp looks for itself, 32 experts at a time.
-template <int ROWS>
-__device__ __forceinline__ ExpertRows find_expert_rows(const int *offsets, int experts, int tile) {
-    const int lane = threadIdx.x % WARP;
-    int before = 0;
-    for (int base = 0; base < experts; base += WARP) {
-        const int expert = base + lane;
-        const int first = expert < experts ? offsets[expert] : 0, end = expert < experts ? offsets[expert + 1] : 0;
-        const int tiles = (end - first + ROWS - 1) / ROWS;
-        int through = tiles; // tiles of the experts from `base` through this
-#pragma unroll
-        for (int distance = 1; distance < WARP; distance *= 2) {
-            const int other = __shfl_up_sync(FULL_WARP, through, distance);
-            if (lane >= distance) through += other;
-        }
-        const unsigned reached = __ballot_sync(FULL_WARP, before + through > tile);
-        if (reached != 0) {
-            const int owner = __ffs(reached) - 1;
-            const int start = first + (tile - before - (through - tiles)) * ROWS;
-            return {base + owner, __shfl_sync(FULL_WARP, start, owner), __shfl_sync(FULL_WARP, end, owner)};
-        }
-        before += __shfl_sync(FULL_WARP, through, WARP - 1);
-    }
-    return {0, 0, 0};
-}
 
 // One matrix or two of every expert.
 struct Weights {
@@ -94,7 +63,7 @@ __device__ __forceinline__ void routed_gated(const bf16 *x, int x_stride, const 
     using T = Tile<ROWS>;
     const int column_tiles = (weights.columns + T::GATED_COLUMNS - 1) / T::GATED_COLUMNS;
     const TilePosition position = tile_position(blockIdx.x, row_tiles, column_tiles);
-    const ExpertRows rows = find_expert_rows<ROWS>(offsets, experts, position.row_tile);
+    const ExpertRows rows = find_expert_rows<ROWS>({offsets, experts, 0}, position.row_tile);
     if (rows.first == rows.end) return;
     const int first_column = position.column_tile * T::GATED_COLUMNS;
     T tile;
@@ -118,7 +87,7 @@ __device__ __forceinline__ void routed_down(const bf16 *x, int x_stride, const i
     using T = Tile<ROWS>;
     const int column_tiles = (weights.columns + T::COLUMNS - 1) / T::COLUMNS;
     const TilePosition position = tile_position(blockIdx.x, row_tiles, column_tiles);
-    const ExpertRows rows = find_expert_rows<ROWS>(offsets, experts, position.row_tile);
+    const ExpertRows rows = find_expert_rows<ROWS>({offsets, experts, 0}, position.row_tile);
     if (rows.first == rows.end) return;
     const int first_column = position.column_tile * T::COLUMNS;
     T tile;

@@ -51,6 +51,7 @@ mod rope_append;
 mod rope_phases;
 mod route_experts;
 mod routed;
+mod routed_training;
 mod sample;
 mod weights;
 
@@ -90,6 +91,10 @@ pub use rope_phases::{RopePhases, rope_phases};
 pub use route_experts::{RouteExperts, route_experts};
 pub use routed::{
     RoutedCombine, RoutedDown, RoutedGated, RoutedSort, routed_combine, routed_down, routed_gated, routed_sort,
+};
+pub use routed_training::{
+    GroupedInputGradient, GroupedProduct, GroupedWeightGradient, RoutedSpread, RoutedSum, grouped_input_gradient,
+    grouped_product, grouped_weight_gradient, grouped_weight_gradient_workspace, routed_spread, routed_sum,
 };
 pub use sample::{Sample, SampleOptions, sample, sample_workspace};
 pub use weights::{TileFormat, WeightLayout};

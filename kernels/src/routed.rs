@@ -117,7 +117,7 @@ pub struct RoutedCombine<'a> {
 const SORT_THREADS: u32 = 1024;
 const COMBINE_THREADS: usize = 128;
 /// Columns of a block's tile, and of the two matrices of a gated one: as in `gemm/tile.cuh`.
-const COLUMNS: usize = 128;
+pub(crate) const COLUMNS: usize = 128;
 const GATED_COLUMNS: usize = 64;
 /// Up to this many places an expert, on average, the smaller tile leaves less of itself empty.
 const SMALL_PLACES: usize = 96;
@@ -234,7 +234,7 @@ pub fn routed_combine(gpu: &Gpu, call: &RoutedCombine<'_>) -> Result<()> {
 }
 
 /// Slots of all rows. There has to be an expert.
-fn slots(operation: &'static str, rows: usize, per_row: usize, experts: usize) -> Result<usize> {
+pub(crate) fn slots(operation: &'static str, rows: usize, per_row: usize, experts: usize) -> Result<usize> {
     if experts == 0 {
         return Err(Error::Shape { operation, what: "the number of experts (at least)", expected: 1, found: 0 });
     }
@@ -245,7 +245,7 @@ fn slots(operation: &'static str, rows: usize, per_row: usize, experts: usize) -
 }
 
 /// The address of every expert's matrix, `expert_stride` elements apart.
-fn expert_matrices(
+pub(crate) fn expert_matrices(
     operation: &'static str,
     slice: Slice<'_>,
     experts: usize,
@@ -269,11 +269,11 @@ fn expert_matrices(
     Ok(first)
 }
 
-fn tile_rows(slots: usize, experts: usize) -> TileRows {
+pub(crate) fn tile_rows(slots: usize, experts: usize) -> TileRows {
     if slots / experts <= SMALL_PLACES { TileRows::Small } else { TileRows::Large }
 }
 
 /// As many tiles of rows as there can be, however the slots are spread over the experts.
-fn most_row_tiles(slots: usize, experts: usize, tile: TileRows) -> usize {
+pub(crate) fn most_row_tiles(slots: usize, experts: usize, tile: TileRows) -> usize {
     slots / tile.rows() + experts.min(slots)
 }

@@ -1,12 +1,13 @@
-// One block's tile of a product x W^T on the tensor cores: what gemm.cu and routed.cu share.
+// One block's tile of a product on the tensor cores: what gemm.cu, routed.cu and routed_training.cu share.
 //
 //   sums[r, c] = sum over d of x[row(r), d] * W[column(c), d]      ROWS x 128 sums, d in DEPTH-wide steps
 //
-// x and W are bfloat16, both with the summed dimension contiguous, so both come to the tensor cores by plain
-// `ldmatrix`. Four warps in a 2 x 2 square each hold (ROWS / 2) x 64 sums in registers. Three stages of 64 columns of x
-// and W go through shared memory by `cp.async`; 16-byte pieces are exchanged within a row (piece ^ row % 8), so neither
-// the copies nor `ldmatrix` meet a bank twice. The pieces for the next sixteen columns are read while those before are
-// multiplied, across the stages too: the one barrier of a stage stands before its last multiplication.
+// x and W are bfloat16. An operand whose rows have the summed dimension along them comes to the tensor cores by plain
+// `ldmatrix`; one that has a row for each d (the gradients' products: x^T or W as they lie) by `ldmatrix.trans`. Four
+// warps in a 2 x 2 square each hold (ROWS / 2) x 64 sums in registers. Three stages of 64 d of x and W go through
+// shared memory by `cp.async`; 16-byte pieces are exchanged within a row (piece ^ row % 8), so neither the copies nor
+// `ldmatrix` meet a bank twice. The pieces for the next sixteen d are read while those before are multiplied, across
+// the stages too: the one barrier of a stage stands before its last multiplication.
 //
 // A sum is taken in ascending order of d, sixteen columns a step, whatever ROWS, the place in the tile or the number of
 // rows: the same row gives the same bits in any product.
@@ -17,7 +18,10 @@
 
 #include "../vocabulary/device.cuh"
 
-template <int ROWS_> struct Tile {
+// How an operand lies: rows along which the summed dimension runs, or a row for each of its elements.
+enum class Depth { ALONG_ROWS, ACROSS_ROWS };
+
+template <int ROWS_, Depth X = Depth::ALONG_ROWS, Depth W = Depth::ALONG_ROWS> struct Tile {
     static constexpr int ROWS = ROWS_, COLUMNS = 128, DEPTH = 64, STAGES = 3, THREADS = 128;
     // A thread copies the same piece of every sixteenth row.
     static constexpr int PIECES = DEPTH / 8, ROWS_A_COPY = THREADS / PIECES;
@@ -41,6 +45,54 @@ template <int ROWS_> struct Tile {
     template <class Weight>
     __device__ __forceinline__ void multiply(const bf16 *x, const uint32_t (&x_offsets)[X_COPIES], Weight weight,
                                              const uint32_t (&weight_offsets)[WEIGHT_COPIES], int depth, char *shared) {
+        const auto copy_x = copy_along(shared, [x](int) { return x; }, x_offsets, depth);
+        accumulate(copy_x, copy_along(shared + X_BYTES, weight, weight_offsets, depth), depth, shared);
+    }
+
+    // The copies of an operand along whose rows the sums run: to `to` in the first stage, see `multiply`.
+    template <class Matrix, int COPIES>
+    static __device__ __forceinline__ auto copy_along(char *to, Matrix matrix, const uint32_t (&offsets)[COPIES],
+                                                      int depth) {
+        const int piece = threadIdx.x % PIECES;
+        char *const copy_to = to + copied_row(0) * ROW_BYTES + (piece ^ copied_row(0) % PIECES) * 16;
+        return [=, &offsets](int tile, int stage) {
+            const uint32_t column = tile * PIECES + piece;
+            const bool valid = column * 8 < depth;
+#pragma unroll
+            for (int i = 0; i < COPIES; i++) {
+                copy_async(copy_to + stage * STAGE_BYTES + i * ROWS_A_COPY * ROW_BYTES,
+                           matrix(i) + size_t(offsets[i] + column) * 8, valid);
+            }
+        };
+    }
+
+    // The copies of WIDTH columns, from `column` on, of an operand across whose rows the sums run: of `depth` rows,
+    // `stride` elements apart, from `rows` on. What lies behind its last row or at and behind `columns`, a multiple of
+    // eight, counts as zero and is not read.
+    template <int WIDTH>
+    static __device__ __forceinline__ auto copy_across(char *to, const bf16 *rows, int stride, int column, int columns,
+                                                       int depth) {
+        constexpr int ROW_PIECES = WIDTH / 8, COPIED_ROWS = THREADS / ROW_PIECES;
+        static_assert(COPIED_ROWS % 8 == 0, "a thread exchanges its pieces in the same way in every copy");
+        const int piece = threadIdx.x % ROW_PIECES, first = threadIdx.x / ROW_PIECES;
+        char *const copy_to = to + first * WIDTH * 2 + (piece ^ first % 8) * 16;
+        const bool inside = column + piece * 8 < columns;
+        const bf16 *const from = rows + (inside ? column + piece * 8 : 0);
+        return [=](int tile, int stage) {
+#pragma unroll
+            for (int i = 0; i < DEPTH / COPIED_ROWS; i++) {
+                const int row = tile * DEPTH + first + i * COPIED_ROWS;
+                copy_async(copy_to + stage * STAGE_BYTES + i * COPIED_ROWS * WIDTH * 2, from + size_t(row) * stride,
+                           inside && row < depth);
+            }
+        };
+    }
+
+    // Computes the sums of what `copy_x(tile, stage)` and `copy_weight(tile, stage)` bring: a tile is DEPTH elements of
+    // the summed dimension, which has `depth`, at least one.
+    template <class CopyX, class CopyWeight>
+    __device__ __forceinline__ void accumulate(const CopyX &copy_x, const CopyWeight &copy_weight, int depth,
+                                               char *shared) {
 #pragma unroll
         for (int i = 0; i < ROW_BLOCKS; i++)
 #pragma unroll
@@ -48,35 +100,24 @@ template <int ROWS_> struct Tile {
 #pragma unroll
                 for (int e = 0; e < 4; e++) sums[i][j][e] = 0.0f;
 
-        const int piece = threadIdx.x % PIECES, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const int tiles = (depth + DEPTH - 1) / DEPTH;
-        char *const copy_to = shared + copied_row(0) * ROW_BYTES + (piece ^ copied_row(0) % PIECES) * 16;
 
-        const auto copy_x = [&](int tile, int stage) {
-            const uint32_t column = tile * PIECES + piece;
-            const bool valid = column * 8 < depth;
-#pragma unroll
-            for (int i = 0; i < X_COPIES; i++) {
-                copy_async(copy_to + stage * STAGE_BYTES + i * ROWS_A_COPY * ROW_BYTES,
-                           x + size_t(x_offsets[i] + column) * 8, valid);
-            }
-        };
-        const auto copy_weight = [&](int tile, int stage) {
-            const uint32_t column = tile * PIECES + piece;
-            const bool valid = column * 8 < depth;
-#pragma unroll
-            for (int i = 0; i < WEIGHT_COPIES; i++) {
-                copy_async(copy_to + stage * STAGE_BYTES + X_BYTES + i * ROWS_A_COPY * ROW_BYTES,
-                           weight(i) + size_t(weight_offsets[i] + column) * 8, valid);
-            }
-        };
-
-        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Of x: rows 0..8, rows 8..16, then the same
-        // with the higher eight columns. Of W: the lower and the higher eight columns of rows 0..8, then of rows 8..16.
-        const char *const x_rows = shared + ((warp / 2) * WARP_ROWS + lane % 16) * ROW_BYTES;
+        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Along rows, of x: rows 0..8, rows 8..16, then
+        // the same with the higher eight d; of W: the lower and the higher eight d of rows 0..8, then of rows 8..16.
+        // Across rows a matrix is eight d of eight columns, and the four of an operand are the same ones, transposed.
+        constexpr bool X_ALONG = X == Depth::ALONG_ROWS, W_ALONG = W == Depth::ALONG_ROWS;
+        const int x_first = (warp / 2) * WARP_ROWS, weight_first = (warp % 2) * WARP_COLUMNS;
+        const char *const x_rows =
+            shared + (X_ALONG ? (x_first + lane % 16) * ROW_BYTES : (lane % 8 + lane / 16 * 8) * ROWS * 2);
         const char *const weight_rows =
-            shared + X_BYTES + ((warp % 2) * WARP_COLUMNS + lane % 8 + lane / 16 * 8) * ROW_BYTES;
+            shared + X_BYTES +
+            (W_ALONG ? (weight_first + lane % 8 + lane / 16 * 8) * ROW_BYTES : lane % 16 * COLUMNS * 2);
         const int x_half = lane / 16, weight_half = lane / 8 % 2;
+        // Across rows: the place of the piece of the first block of columns; that of block i is 2 i pieces on, which
+        // changes other bits.
+        const int x_place = ((x_first / 8 + lane / 8 % 2) ^ lane % 8) * 16;
+        const int weight_place = ((weight_first / 8 + lane / 16) ^ lane % 8) * 16;
 
         uint32_t x_pieces[2][ROW_BLOCKS][4], weight_pieces[2][COLUMN_BLOCKS / 2][4];
         const auto load_pieces = [&](int buffer, int stage, int step) {
@@ -84,12 +125,23 @@ template <int ROWS_> struct Tile {
             const int weight_piece = ((2 * step + weight_half) ^ lane % 8) * 16;
 #pragma unroll
             for (int i = 0; i < ROW_BLOCKS; i++) {
-                load_matrices(x_pieces[buffer][i], x_rows + stage * STAGE_BYTES + i * 16 * ROW_BYTES + x_piece);
+                if constexpr (X_ALONG) {
+                    load_matrices(x_pieces[buffer][i], x_rows + stage * STAGE_BYTES + i * 16 * ROW_BYTES + x_piece);
+                } else {
+                    load_matrices_transposed(x_pieces[buffer][i],
+                                             x_rows + stage * STAGE_BYTES + step * 16 * ROWS * 2 + (x_place ^ i * 32));
+                }
             }
 #pragma unroll
             for (int j = 0; j < COLUMN_BLOCKS / 2; j++) {
-                load_matrices(weight_pieces[buffer][j],
-                              weight_rows + stage * STAGE_BYTES + j * 16 * ROW_BYTES + weight_piece);
+                if constexpr (W_ALONG) {
+                    load_matrices(weight_pieces[buffer][j],
+                                  weight_rows + stage * STAGE_BYTES + j * 16 * ROW_BYTES + weight_piece);
+                } else {
+                    load_matrices_transposed(
+                        weight_pieces[buffer][j],
+                        weight_rows + stage * STAGE_BYTES + step * 16 * COLUMNS * 2 + (weight_place ^ j * 32));
+                }
             }
         };
 
@@ -154,6 +206,34 @@ template <int ROWS_> struct Tile {
                 for (int j = 0; j < COLUMN_BLOCKS; j++) {
                     use(row + i * 16 + half * 8, column + j * 8, sums[i][j][half * 2], sums[i][j][half * 2 + 1]);
                 }
+    }
+
+    // The sums as bfloat16, eight of a row at a time: calls `use(row of the tile, column of the tile, eight sums)`. They
+    // go through the stages' memory, so that a warp writes whole lines of the result and not the sixteen bytes of a row
+    // that its lanes hold between them.
+    template <class Use> __device__ __forceinline__ void for_eights(char *shared, Use use) const {
+        constexpr int BYTES = WARP_COLUMNS * 2, LANES = WARP_COLUMNS / 8;
+        static_assert(LANES == 8, "a piece's place is exchanged among eight");
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        char *const mine = shared + warp * WARP_ROWS * BYTES;
+        __syncthreads(); // every warp has read its last stage
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS * 2; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMN_BLOCKS; j++) {
+                const float *pair = sums[i / 2][j] + i % 2 * 2;
+                *reinterpret_cast<uint32_t *>(mine + (i * 8 + lane / 4) * BYTES + (j ^ lane / 4) * 16 + lane % 4 * 4) =
+                    pack(pair[0], pair[1]);
+            }
+        __syncwarp();
+        const int row = lane / LANES, column = lane % LANES;
+#pragma unroll
+        for (int i = 0; i < WARP_ROWS * LANES / WARP; i++) {
+            const int at = i * (WARP / LANES) + row;
+            const char *const piece = mine + at * BYTES + (column ^ at % 8) * 16;
+            use((warp / 2) * WARP_ROWS + at, (warp % 2) * WARP_COLUMNS + column * 8,
+                *reinterpret_cast<const uint4 *>(piece));
+        }
     }
 
     // Two matrices side by side: of every 64 columns of the tile, 32 belong to the first and 32 to the second, so that

@@ -27,6 +27,7 @@ mod rope_append;
 mod rope_phases;
 mod route_experts;
 mod routed;
+mod routed_training;
 mod rows;
 
 /// The first device; none where there is no driver or card.
