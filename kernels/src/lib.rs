@@ -23,6 +23,7 @@ mod advance;
 mod argmax;
 mod attention;
 mod attention_few;
+mod attention_training;
 mod buffer;
 mod column_sums;
 mod columns;
@@ -60,6 +61,9 @@ pub use advance::{Advance, Report, advance};
 pub use argmax::{Argmax, argmax, argmax_workspace};
 pub use attention::{Attention, Mask, attention};
 pub use attention_few::{AttentionFew, FewShape, FewWorkspace, attention_few};
+pub use attention_training::{
+    AttentionBounds, AttentionTraining, AttentionTrainingBackward, attention_training, attention_training_backward,
+};
 pub use buffer::{Buffer, Slice};
 pub use column_sums::{ColumnSums, column_sums, column_sums_workspace};
 pub use cublaslt::{Algorithm, CublasLt};

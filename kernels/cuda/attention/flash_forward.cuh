@@ -23,12 +23,8 @@
 // Bound: 4 * WIDTH operations a score on tensor cores, and one exponential a score: at width 64 both weigh alike.
 #pragma once
 
-#include "../vocabulary/device.cuh"
 #include "exponential.cuh"
-
-constexpr int WARPS = 4;
-constexpr int THREADS = WARPS * WARP;
-constexpr int PADDING = 8;  // elements
+#include "tile_products.cuh"
 
 struct Call {
     const bf16 *queries;
@@ -42,28 +38,6 @@ struct Call {
     int causal, window;  // without a window: the greatest number there is
 };
 
-__device__ __forceinline__ uint32_t pack_pair(float low_half, float high_half) {
-    const bf16x2 pair = __floats2bfloat162_rn(low_half, high_half);
-    return *reinterpret_cast<const uint32_t *>(&pair);
-}
-
-// Starts the copy of ROWS rows to shared memory; rows from `valid` on become zero. A thread takes the same column of
-// every STEP-th row, so that it keeps one address, not one for each copy.
-template <int WIDTH, int ROWS>
-__device__ __forceinline__ void copy_rows(bf16 *shared, const bf16 *global, int64_t stride, int valid) {
-    constexpr int CHUNKS = WIDTH / 8, STEP = THREADS % CHUNKS == 0 ? THREADS / CHUNKS : 8;
-    static_assert(STEP * CHUNKS <= THREADS && ROWS % STEP == 0, "whole steps cover the rows");
-    const int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8;
-    if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    shared += row * (WIDTH + PADDING) + column;
-    global += row * stride + column;
-#pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++) {
-        copy_async(shared + i * STEP * (WIDTH + PADDING), global, row + i * STEP < valid);
-        global += STEP * stride;
-    }
-}
-
 template <int WIDTH, int ROW_TILES, int KEYS> struct FlashForward {
     static constexpr int ROWS = WARPS * ROW_TILES * 16;
     static constexpr int PITCH = WIDTH + PADDING;
@@ -71,57 +45,6 @@ template <int WIDTH, int ROW_TILES, int KEYS> struct FlashForward {
 
     float sums[ROW_TILES][VALUE_TILES][4];
     float maximum[ROW_TILES][2], denominator[ROW_TILES][2];  // of rows g and g + 8; the denominator is this lane's part
-
-    // Scores of the warp's rows, from shared memory.
-    static __device__ __forceinline__ void multiply_keys(const bf16 *queries, const bf16 *keys,
-                                                         float (&scores)[ROW_TILES][KEY_TILES][4]) {
-        const int lane = threadIdx.x % WARP, matrix = lane / 8, line = lane % 8;
-        const bf16 *query_row = queries + (matrix % 2 * 8 + line) * PITCH + matrix / 2 * 8;
-        const bf16 *key_row = keys + (matrix / 2 * 8 + line) * PITCH + matrix % 2 * 8;
-#pragma unroll
-        for (int step = 0; step < WIDTH / 16; step++) {
-            uint32_t a[ROW_TILES][4];
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) load_matrices(a[r], query_row + r * 16 * PITCH + step * 16);
-#pragma unroll
-            for (int pair = 0; pair < KEY_TILES / 2; pair++) {
-                uint32_t b[4];
-                load_matrices(b, key_row + pair * 16 * PITCH + step * 16);
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) {
-                    multiply_add(scores[r][2 * pair], a[r], b[0], b[1]);
-                    multiply_add(scores[r][2 * pair + 1], a[r], b[2], b[3]);
-                }
-            }
-        }
-    }
-
-    // Adds probabilities times values, from shared memory.
-    __device__ __forceinline__ void multiply_values(const float (&p)[ROW_TILES][KEY_TILES][4], const bf16 *values) {
-        const int lane = threadIdx.x % WARP, matrix = lane / 8, line = lane % 8;
-        const bf16 *value_row = values + (matrix % 2 * 8 + line) * PITCH + matrix / 2 * 8;
-#pragma unroll
-        for (int step = 0; step < KEYS / 16; step++) {
-            uint32_t a[ROW_TILES][4];
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) {
-                a[r][0] = pack_pair(p[r][2 * step][0], p[r][2 * step][1]);
-                a[r][1] = pack_pair(p[r][2 * step][2], p[r][2 * step][3]);
-                a[r][2] = pack_pair(p[r][2 * step + 1][0], p[r][2 * step + 1][1]);
-                a[r][3] = pack_pair(p[r][2 * step + 1][2], p[r][2 * step + 1][3]);
-            }
-#pragma unroll
-            for (int pair = 0; pair < VALUE_TILES / 2; pair++) {
-                uint32_t b[4];
-                load_matrices_transposed(b, value_row + step * 16 * PITCH + pair * 16);
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) {
-                    multiply_add(sums[r][2 * pair], a[r], b[0], b[1]);
-                    multiply_add(sums[r][2 * pair + 1], a[r], b[2], b[3]);
-                }
-            }
-        }
-    }
 
     // Hides what a row does not see of the tile at `first_key`: rows see from `position - window + 1`, or from 0, to
     // `position`, or to the last one. `position` is that of the warp's first row.
@@ -267,7 +190,7 @@ template <int WIDTH, int ROW_TILES, int KEYS> struct FlashForward {
                                    call.length - first_key);
             commit_copies();
             float scores[ROW_TILES][KEY_TILES][4] = {};
-            multiply_keys(warp_queries, keys, scores);
+            multiply_rows<WIDTH, ROW_TILES, KEYS>(warp_queries, keys, scores);
             wait_for_copies<0>();
             __syncthreads();
             if (tile + 1 < end_tile) {
@@ -279,7 +202,7 @@ template <int WIDTH, int ROW_TILES, int KEYS> struct FlashForward {
             const bool begins_here = first_key < last_position - call.window + 1;
             if (ends_here || begins_here) mask(call, first_position + warp_row, first_key, scores);
             state.take_softmax(call.scale, scores);
-            state.multiply_values(scores, values);
+            multiply_accumulators<WIDTH, PITCH, ROW_TILES, KEYS>(scores, values, state.sums);
         }
         state.store(call, batch, head, block_row + warp_row, warp_queries);
     }

@@ -9,6 +9,7 @@ mod advance;
 mod argmax;
 mod attention;
 mod attention_few;
+mod attention_training;
 mod column_sums;
 mod cublaslt;
 mod dequantize;
