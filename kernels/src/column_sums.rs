@@ -1,7 +1,7 @@
 //! Sums over rows, in two stages of a fixed order: the launchers of `cuda/column_sums.cu`.
 
 use crate::{
-    Error, Form, Gpu, Result, Slice,
+    Form, Gpu, Result, Slice,
     add::int,
     columns::{by, strided},
     launch::{Arguments, Launch},

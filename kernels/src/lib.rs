@@ -34,6 +34,7 @@ mod embedding;
 mod error;
 mod form;
 mod gated_activation;
+mod gated_activation_backward;
 mod gather_rows;
 mod gemm;
 mod gpu;
@@ -50,6 +51,7 @@ mod rmsnorm;
 mod rmsnorm_backward;
 mod rope_append;
 mod rope_phases;
+mod rope_training;
 mod route_experts;
 mod routed;
 mod routed_training;
@@ -72,6 +74,7 @@ pub use embedding::{Embedding, embedding};
 pub use error::{Error, Result};
 pub use form::Form;
 pub use gated_activation::{Activation, GatedActivation, gated_activation};
+pub use gated_activation_backward::{Columns, GatedActivationBackward, gated_activation_backward};
 pub use gather_rows::{GatherRows, gather_rows};
 pub use gemm::{GatedProduct, Multiply, Operand, Output, Product, gemm, gemm_gated};
 pub use gpu::{Gpu, Properties};
@@ -92,6 +95,10 @@ pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
 pub use rmsnorm_backward::{NormWeightGradient, RmsNormBackward, rmsnorm_backward, rmsnorm_backward_workspace};
 pub use rope_append::{KvDestination, RopeAppend, rope_append};
 pub use rope_phases::{RopePhases, rope_phases};
+pub use rope_training::{
+    HeadNorm, HeadNormBackward, RopeTraining, RopeTrainingBackward, rope_training, rope_training_backward,
+    rope_training_workspace,
+};
 pub use route_experts::{RouteExperts, route_experts};
 pub use routed::{
     RoutedCombine, RoutedDown, RoutedGated, RoutedSort, routed_combine, routed_down, routed_gated, routed_sort,
