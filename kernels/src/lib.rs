@@ -18,6 +18,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod adamw_8bit;
 mod add;
 mod advance;
 mod argmax;
@@ -58,6 +59,7 @@ mod routed_training;
 mod sample;
 mod weights;
 
+pub use adamw_8bit::{AdamW8bit, adamw_8bit};
 pub use add::{AddGatedRows, add, add_bias, add_gated_rows, convert, scale};
 pub use advance::{Advance, Report, advance};
 pub use argmax::{Argmax, argmax, argmax_workspace};

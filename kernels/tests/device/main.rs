@@ -4,6 +4,7 @@ use half::bf16;
 use ironloom_core::Philox;
 use ironloom_kernels::{Buffer, Error, Gpu};
 
+mod adamw_8bit;
 mod add;
 mod advance;
 mod argmax;
