@@ -1,5 +1,5 @@
-// Routed experts in training: products of each expert's places with its matrices, their gradients, and what goes between
-// rows and places. routed_sort of routed.cu gives the places.
+// Routed experts in training: products of each expert's places with its matrices, their gradients, and what goes
+// between rows and places. routed_sort of routed.cu gives the places.
 //
 //   grouped_product          out[p] = x[sources[p]] W_e^T                     bfloat16 [places, outputs], or x[p]
 //   grouped_input_gradient   dx[p] = dy[p] W_e                                bfloat16 or F32 [places, inputs]
@@ -7,16 +7,18 @@
 //   routed_spread            dy[p] = gates[i, j] dout[i]; dgates[i, j] = dout[i] . y[p]      p = places[i, j]
 //   routed_sum               out[i] = before[i] + sum over j, ascending, of gates[i, j] y[places[i, j]]
 //
-// e is the expert of place p, W_e [outputs, inputs] row-major, all operands bfloat16, sums in F32. The products are those of
-// gemm/tile.cuh; that of the inputs' gradient reads W_e and that of the weights' reads both operands across their rows.
-// Without offsets every expert has the same number of places: one expert is a plain product, where there is no cuBLASLt.
+// e is the expert of place p, W_e [outputs, inputs] row-major, all operands bfloat16, sums in F32. The products are
+// those of gemm/tile.cuh; that of the inputs' gradient reads W_e and that of the weights' reads both operands across
+// their rows. Without offsets every expert has the same number of places: one expert is a plain product, where there is
+// no cuBLASLt.
 //
-// The weights' gradients sum over thousands of places into few tiles. Where there are too few to fill the card, the places
-// of an expert are cut into pieces (gemm/experts.cuh); the sums of pieces go to memory of their own, and a second kernel
-// adds them in ascending order. An expert in one piece is written at once. No sum depends on which blocks run when.
+// The weights' gradients sum over thousands of places into few tiles. Where there are too few to fill the card, the
+// places of an expert are cut into pieces (gemm/experts.cuh); the sums of pieces go to memory of their own, and a
+// second kernel adds them in ascending order. An expert in one piece is written at once. No sum depends on which blocks
+// run when.
 //
-// Bound: 2 places outputs inputs operations of `mma.sync` each; the weights' gradient also the F32 it writes. routed_spread
-// and routed_sum: the bytes they read and write, sixteen an access.
+// Bound: 2 places outputs inputs operations of `mma.sync` each; the weights' gradient also the F32 it writes.
+// routed_spread and routed_sum: the bytes they read and write, sixteen an access.
 #include "gemm/experts.cuh"
 #include "gemm/tile.cuh"
 
@@ -24,7 +26,8 @@ namespace {
 
 constexpr Depth ALONG = Depth::ALONG_ROWS, ACROSS = Depth::ACROSS_ROWS;
 
-// Stores a tile of rows of a result in bfloat16, `columns` a multiple of eight, or in F32, added to what is there or not.
+// Stores a tile of rows of a result in bfloat16, `columns` a multiple of eight, or in F32, added to what is there or
+// not.
 template <class T>
 __device__ __forceinline__ void store_tile(const T &tile, char *shared, bf16 *out, int out_stride, int row, int end,
                                            int column, int columns, bool) {
@@ -35,8 +38,8 @@ __device__ __forceinline__ void store_tile(const T &tile, char *shared, bf16 *ou
 }
 
 template <class T>
-__device__ __forceinline__ void store_tile(const T &tile, char *, float *out, int out_stride, int row, int end, int column,
-                                           int columns, bool add) {
+__device__ __forceinline__ void store_tile(const T &tile, char *, float *out, int out_stride, int row, int end,
+                                           int column, int columns, bool add) {
     tile.for_pairs([&](int tile_row, int tile_column, float first, float second) {
         if (row + tile_row >= end || column + tile_column >= columns) return;
         float2 *to = reinterpret_cast<float2 *>(out + size_t(row + tile_row) * out_stride + column + tile_column);
@@ -50,9 +53,10 @@ __device__ __forceinline__ void store_tile(const T &tile, char *, float *out, in
 
 // A product of places with the matrix of their expert: W_e^T where the sums run along its rows, else W_e.
 template <int ROWS, Depth W, class Out>
-__device__ __forceinline__ void multiply_places(const bf16 *x, int x_stride, const int *sources, const ExpertPlaces &places,
-                                                const bf16 *weight, int weight_stride, long long expert_stride, Out *out,
-                                                int out_stride, int columns, int depth, int row_tiles, bool add) {
+__device__ __forceinline__ void multiply_places(const bf16 *x, int x_stride, const int *sources,
+                                                const ExpertPlaces &places, const bf16 *weight, int weight_stride,
+                                                long long expert_stride, Out *out, int out_stride, int columns,
+                                                int depth, int row_tiles, bool add) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     extern __shared__ __align__(128) char shared[];
@@ -125,9 +129,10 @@ extern "C" __global__ void __launch_bounds__(Tile<128>::THREADS, Tile<128>::BLOC
     const int depth = summed.end - summed.first;
 
     T tile;
-    const auto copy_dy = T::copy_across<T::ROWS>(shared, dy + size_t(summed.first) * dy_stride, dy_stride, row, rows, depth);
-    const auto copy_x = T::copy_across<T::COLUMNS>(shared + T::X_BYTES, x + size_t(summed.first) * x_stride, x_stride,
-                                                   column, columns, depth);
+    dy += size_t(summed.first) * dy_stride;
+    x += size_t(summed.first) * x_stride;
+    const auto copy_dy = T::copy_across<T::ROWS>(shared, dy, dy_stride, row, rows, depth);
+    const auto copy_x = T::copy_across<T::COLUMNS>(shared + T::X_BYTES, x, x_stride, column, columns, depth);
     tile.accumulate(copy_dy, copy_x, depth, shared);
     const bool whole = part.count == 1;
     float *const to = whole ? out + part.expert * expert_stride : partial + size_t(piece) * rows * columns;
@@ -138,8 +143,9 @@ constexpr int SUM_THREADS = 256;
 
 // Adds the pieces of a matrix's gradient in ascending order: four elements a thread, an expert for each blockIdx.y.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-    grouped_weight_gradient_sum(const float *partial, const int *offsets, float *__restrict__ out, long long expert_stride,
-                                int out_stride, int experts, int places, int rows, int columns, int most_places, int add) {
+    grouped_weight_gradient_sum(const float *partial, const int *offsets, float *__restrict__ out,
+                                long long expert_stride, int out_stride, int experts, int places, int rows, int columns,
+                                int most_places, int add) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const ExpertPlaces bounds = {offsets, experts, places};
@@ -169,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 
 constexpr int ROW_THREADS = 256;
 
-// What the places get of their rows' gradient, and what the gates get: a warp a slot, so that the row that its slots share
-// comes from the first-level cache but once.
+// What the places get of their rows' gradient, and what the gates get: a warp a slot, so that the row that its slots
+// share comes from the first-level cache but once.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     routed_spread(const float *dout, const bf16 *y, const int *places, const float *gates, bf16 *__restrict__ dy,
                   float *__restrict__ dgates, int slots, int per_row, int width) {
@@ -227,8 +233,8 @@ __device__ __forceinline__ void store_eight(bf16 *to, const float (&x)[8]) {
 
 // Eight columns of a row a thread. `before` may be `out`; without it the sum begins at zero, without gates they are 1.
 template <class Out>
-__device__ __forceinline__ void sum_places(const bf16 *y, const int *places, const float *gates, const Out *before, Out *out,
-                                           int rows, int per_row, int width) {
+__device__ __forceinline__ void sum_places(const bf16 *y, const int *places, const float *gates, const Out *before,
+                                           Out *out, int rows, int per_row, int width) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int eights = width / 8, index = blockIdx.x * ROW_THREADS + threadIdx.x;

@@ -54,6 +54,7 @@ mod rope_append;
 mod rope_phases;
 mod rope_training;
 mod route_experts;
+mod route_training;
 mod routed;
 mod routed_training;
 mod sample;
@@ -102,6 +103,7 @@ pub use rope_training::{
     rope_training_workspace,
 };
 pub use route_experts::{RouteExperts, route_experts};
+pub use route_training::{RouterGradient, RouterLosses, router_gradient, router_losses, router_losses_workspace};
 pub use routed::{
     RoutedCombine, RoutedDown, RoutedGated, RoutedSort, routed_combine, routed_down, routed_gated, routed_sort,
 };

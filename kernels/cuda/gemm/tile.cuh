@@ -103,9 +103,10 @@ template <int ROWS_, Depth X = Depth::ALONG_ROWS, Depth W = Depth::ALONG_ROWS> s
         const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const int tiles = (depth + DEPTH - 1) / DEPTH;
 
-        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Along rows, of x: rows 0..8, rows 8..16, then
-        // the same with the higher eight d; of W: the lower and the higher eight d of rows 0..8, then of rows 8..16.
-        // Across rows a matrix is eight d of eight columns, and the four of an operand are the same ones, transposed.
+        // `ldmatrix` takes the address of row lane % 8 of matrix lane / 8. Along rows, of x: rows 0..8, rows 8..16,
+        // then the same with the higher eight d; of W: the lower and the higher eight d of rows 0..8, then of rows
+        // 8..16. Across rows a matrix is eight d of eight columns, and the four of an operand are the same ones,
+        // transposed.
         constexpr bool X_ALONG = X == Depth::ALONG_ROWS, W_ALONG = W == Depth::ALONG_ROWS;
         const int x_first = (warp / 2) * WARP_ROWS, weight_first = (warp % 2) * WARP_COLUMNS;
         const char *const x_rows =
@@ -208,9 +209,9 @@ template <int ROWS_, Depth X = Depth::ALONG_ROWS, Depth W = Depth::ALONG_ROWS> s
                 }
     }
 
-    // The sums as bfloat16, eight of a row at a time: calls `use(row of the tile, column of the tile, eight sums)`. They
-    // go through the stages' memory, so that a warp writes whole lines of the result and not the sixteen bytes of a row
-    // that its lanes hold between them.
+    // The sums as bfloat16, eight of a row at a time: calls `use(row of the tile, column of the tile, eight sums)`.
+    // They go through the stages' memory, so that a warp writes whole lines of the result and not the sixteen bytes of
+    // a row that its lanes hold between them.
     template <class Use> __device__ __forceinline__ void for_eights(char *shared, Use use) const {
         constexpr int BYTES = WARP_COLUMNS * 2, LANES = WARP_COLUMNS / 8;
         static_assert(LANES == 8, "a piece's place is exchanged among eight");

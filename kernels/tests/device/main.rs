@@ -30,6 +30,7 @@ mod rope_append;
 mod rope_phases;
 mod rope_training;
 mod route_experts;
+mod route_training;
 mod routed;
 mod routed_training;
 mod rows;
