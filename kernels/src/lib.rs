@@ -28,6 +28,7 @@ mod attention_training;
 mod buffer;
 mod column_sums;
 mod columns;
+mod cross_entropy;
 mod cublaslt;
 mod dequantize;
 mod driver;
@@ -71,6 +72,7 @@ pub use attention_training::{
 };
 pub use buffer::{Buffer, Slice};
 pub use column_sums::{ColumnSums, column_sums, column_sums_workspace};
+pub use cross_entropy::{CrossEntropy, LogitsBecome, cross_entropy};
 pub use cublaslt::{Algorithm, CublasLt};
 pub use dequantize::{Dequantize, dequantize};
 pub use embedding::{Embedding, embedding};

@@ -12,6 +12,7 @@ mod attention;
 mod attention_few;
 mod attention_training;
 mod column_sums;
+mod cross_entropy;
 mod cublaslt;
 mod dequantize;
 mod embedding;
