@@ -11,27 +11,9 @@
 // Bound: the gradient's bytes; the conversions to double precision take a third of that time on an H200.
 
 #include "optimizer/elements.cuh"
+#include "optimizer/squares.cuh"
 
 constexpr int SUM_THREADS = 256, JUDGE_THREADS = 1024;
-
-__device__ __forceinline__ double warp_sum(double x) {
-#pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(FULL_WARP, x, offset);
-    return x;
-}
-
-// The sum over a block, in its first thread.
-template <int THREADS> __device__ __forceinline__ double block_total(double x) {
-    __shared__ double of_warp[THREADS / WARP];
-    x = warp_sum(x);
-    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
-    __syncthreads();
-    double total = 0.0;
-    if (threadIdx.x == 0) {
-        for (int warp = 0; warp < THREADS / WARP; warp++) total += of_warp[warp];
-    }
-    return total;
-}
 
 __device__ __forceinline__ void add_square(double &to, float x) { to = fma(double(x), double(x), to); }
 
@@ -76,9 +58,7 @@ extern "C" __global__ void __launch_bounds__(JUDGE_THREADS)
                const StepLimits *limits, StepValues *__restrict__ step, StepResult *__restrict__ result) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    double squares = 0.0;
-    for (int piece = threadIdx.x; piece < pieces; piece += JUDGE_THREADS) squares += partial[piece];
-    squares = block_total<JUDGE_THREADS>(squares);
+    const double squares = sum_of_pieces<JUDGE_THREADS>(partial, pieces);
     if (threadIdx.x != 0) return;
     const double norm = sqrt(squares), largest = limits->max_gradient_norm;
     const double loss = limits->loss_scale * totals->nll;

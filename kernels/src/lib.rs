@@ -47,6 +47,7 @@ mod launch;
 mod linear;
 mod linear_plain;
 mod mapped;
+mod muon;
 mod optimizer;
 mod profile;
 mod rmsnorm;
@@ -94,6 +95,7 @@ pub use linear::{
 };
 pub use linear_plain::{LinearPlain, linear_plain};
 pub use mapped::Mapped;
+pub use muon::{Muon, muon, muon_workspace};
 pub use optimizer::{AdamW, AdamWRule, Lion, ParameterRange, Sgd, WeightAverage, adamw, lion, sgd, weight_average};
 pub use profile::KernelTime;
 pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};

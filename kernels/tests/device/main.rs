@@ -24,6 +24,7 @@ mod gradient_norm;
 mod linear;
 mod linear_plain;
 mod memory;
+mod muon;
 mod optimizer;
 mod rmsnorm;
 mod rmsnorm_backward;
