@@ -16,6 +16,7 @@ mod cross_entropy;
 mod cublaslt;
 mod dequantize;
 mod embedding;
+mod embedding_backward;
 mod gated_activation;
 mod gated_activation_backward;
 mod gather_rows;
