@@ -15,6 +15,7 @@ mod column_sums;
 mod cross_entropy;
 mod cublaslt;
 mod dequantize;
+mod dropout;
 mod embedding;
 mod embedding_backward;
 mod gated_activation;
