@@ -12,8 +12,8 @@
 // product takes rounded weights, their bfloat16 copies are written with them. Every operation is the processor's
 // (crates/ironloom-train/src/optimizer), rounded where that rounds, so both make the same bits.
 //
-// Bound: bytes. AdamW reads 16 and writes 14 a parameter; its square root and division, exactly rounded, take a fifth of that
-// time on an H200.
+// Bound: bytes. AdamW reads 16 and writes 14 a parameter; its arithmetic, a square root and a division exactly rounded among
+// it, is by a count of instructions a fifth of that time on an H200.
 
 #include "optimizer/adamw.cuh"
 
