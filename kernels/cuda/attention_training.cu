@@ -5,8 +5,8 @@
 // The backward pass is two kernels: delta[h, i] = gradient[i, h] . out[i, h], then one grid whose first blocks make the
 // gradients of keys and values and whose others those of queries. The two need the same registers and shared memory,
 // and together they leave no multiprocessor idle while the last long block of either ends. The scores are computed in
-// both (seven products where five would do): adding up the gradients of queries across blocks of keys would need atomics,
-// whose order is not the same twice, or memory for every block's part.
+// both (seven products where five would do): adding up the gradients of queries across blocks of keys would need
+// atomics, whose order is not the same twice, or memory for every block's part.
 //
 // Heads of 64 and 128 elements have kernels of their own width; any other multiple of 8 up to 256 takes the next wider,
 // with the rest of its columns zero in shared memory. Large tiles read shared memory less often for a product; small
@@ -46,7 +46,8 @@ template <typename Keys, typename Queries> __device__ __forceinline__ void run_b
 
 BACKWARD(attention_training_backward_64_keys_128, BackwardKeys<64, 64, 2, 4, 32, 64>, BackwardQueries<64, 2, 64>)
 BACKWARD(attention_training_backward_64_keys_64, BackwardKeys<64, 64, 2, 2, 32, 64>, BackwardQueries<64, 2, 64>)
-BACKWARD(attention_training_backward_128_rows_128, BackwardKeys<128, 128, 1, 4, 64, 64>, BackwardQueries<128, 2, 32>)
+using Exchanging = BackwardKeys<128, 64, 2, 2, 32, 64, true>;
+BACKWARD(attention_training_backward_128_rows_128, Exchanging, BackwardQueries<128, 2, 32>)
 BACKWARD(attention_training_backward_128_rows_64, BackwardKeys<128, 128, 1, 4, 32, 32>, BackwardQueries<128, 1, 32>)
 BACKWARD(attention_training_backward_256_rows_64, BackwardKeys<256, 128, 1, 2, 16, 32>, BackwardQueries<256, 1, 16>)
 

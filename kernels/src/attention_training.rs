@@ -200,6 +200,8 @@ struct Backward {
     rows: usize,
     /// Padded rows of shared memory, the larger number of the two kinds of blocks.
     shared_rows: usize,
+    /// Bytes of shared memory behind them, through which warps exchange operands.
+    exchange_bytes: usize,
 }
 
 /// For each width, large tiles first.
@@ -219,6 +221,7 @@ const BACKWARD: [Backward; 5] = [
         parts: 1,
         rows: 128,
         shared_rows: 512,
+        exchange_bytes: 0,
     },
     Backward {
         kernel: "attention_training_backward_64_keys_64",
@@ -227,6 +230,7 @@ const BACKWARD: [Backward; 5] = [
         parts: 1,
         rows: 128,
         shared_rows: 512,
+        exchange_bytes: 0,
     },
     Backward {
         kernel: "attention_training_backward_128_rows_128",
@@ -235,6 +239,7 @@ const BACKWARD: [Backward; 5] = [
         parts: 1,
         rows: 128,
         shared_rows: 384,
+        exchange_bytes: 8192,
     },
     Backward {
         kernel: "attention_training_backward_128_rows_64",
@@ -243,6 +248,7 @@ const BACKWARD: [Backward; 5] = [
         parts: 1,
         rows: 64,
         shared_rows: 256,
+        exchange_bytes: 0,
     },
     Backward {
         kernel: "attention_training_backward_256_rows_64",
@@ -251,6 +257,7 @@ const BACKWARD: [Backward; 5] = [
         parts: 2,
         rows: 64,
         shared_rows: 192,
+        exchange_bytes: 0,
     },
 ];
 
@@ -267,7 +274,7 @@ impl Forward {
 
 impl Backward {
     fn shared_bytes(&self) -> u32 {
-        (self.shared_rows * (self.width + PADDING) * 2) as u32
+        (self.shared_rows * (self.width + PADDING) * 2 + self.exchange_bytes) as u32
     }
 }
 

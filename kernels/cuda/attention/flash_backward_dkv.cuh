@@ -10,33 +10,41 @@
 // tile at a time: what is in registers beside the sums. Where KEY_WARPS is 2, two warps share the keys and halve the
 // queries, and add their sums at the end: twice as many blocks for small grids, at the same reads for each product.
 //
+// Sums of two row tiles at width 128 do not fit into a warp's registers, and one row tile reads shared memory half as
+// often again. So two warps with the same keys there halve the queries when they weigh and the columns when they add
+// up (EXCHANGES): p and ds of the other's queries come through shared memory, as operands, lane by lane.
+//
+// At width 256 not even one row tile's sums do: a block makes OUT_WIDTH columns of both gradients, and another one
+// weighs the same queries again for the rest.
+//
 // The log-sum-exp (times log2 e) and -delta of a query lie in the padding of its row in shared memory.
 //
-// Where both gradients of whole rows do not fit into the registers, a block makes OUT_WIDTH of their columns.
-//
 // Bound: 8 * WIDTH operations a score on tensor cores, and reads of shared memory: 1.5 of its cycles a product of
-// 16 x 8 x 16 with two row tiles, where the tensor cores take 1.6; 2.25 with one row tile.
+// 16 x 8 x 16 with two row tiles, where the tensor cores take 1.6; 1.75 with an exchange; 2.25 with one row tile.
 #pragma once
 
 #include "exponential.cuh"
 #include "training_call.cuh"
 
-template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int TILE> struct BackwardKeys {
-    static constexpr int PARTS = WIDTH / OUT_WIDTH, QUERY_WARPS = WARPS / KEY_WARPS;
+template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int TILE, bool EXCHANGES = false>
+struct BackwardKeys {
+    static constexpr int PARTS = EXCHANGES ? 1 : WIDTH / OUT_WIDTH, QUERY_WARPS = WARPS / KEY_WARPS;
     static constexpr int KEYS = KEY_WARPS * ROW_TILES * 16, PITCH = WIDTH + PADDING;
     static constexpr int SUMS = ROW_TILES * OUT_WIDTH / 8;  // groups of four sums of a lane, of one gradient
     static_assert(TILE % (SUB * QUERY_WARPS) == 0 && TILE <= THREADS && QUERY_WARPS <= 2, "warps share a tile");
+    static_assert(!EXCHANGES || (QUERY_WARPS == 2 && TILE == 2 * SUB && WIDTH == 2 * OUT_WIDTH), "two halves");
 
     float key_sums[ROW_TILES][OUT_WIDTH / 8][4], value_sums[ROW_TILES][OUT_WIDTH / 8][4];
 
     // What a query row carries in its padding.
     static __device__ __forceinline__ float *row_terms(bf16 *row) { return reinterpret_cast<float *>(row + WIDTH); }
 
-    // Adds what the warp's rows gain from SUB queries of one head.
-    __device__ __forceinline__ void take(const TrainingCall &call, const View &view, int key, int query, int part,
-                                         const bf16 *keys, const bf16 *values, bf16 *queries, const bf16 *gradients) {
+    // p and ds of the warp's rows and SUB queries of one head.
+    static __device__ __forceinline__ void weigh(const TrainingCall &call, const View &view, int key, int query,
+                                                 const bf16 *keys, const bf16 *values, bf16 *queries,
+                                                 const bf16 *gradients, float (&scores)[ROW_TILES][SUB / 8][4],
+                                                 float (&slopes)[ROW_TILES][SUB / 8][4]) {
         const int t = threadIdx.x % 4;
-        float scores[ROW_TILES][SUB / 8][4] = {}, slopes[ROW_TILES][SUB / 8][4];
 #pragma unroll
         for (int i = 0; i < SUB / 8; i++) {
 #pragma unroll
@@ -67,15 +75,80 @@ template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int T
                 }
             }
         }
+    }
+
+    // Adds what the warp's rows gain from SUB queries of one head; `queries` and `gradients` are those rows.
+    __device__ __forceinline__ void take(const TrainingCall &call, const View &view, int key, int query, int part,
+                                         const bf16 *keys, const bf16 *values, bf16 *queries, const bf16 *gradients) {
+        float scores[ROW_TILES][SUB / 8][4] = {}, slopes[ROW_TILES][SUB / 8][4];
+        weigh(call, view, key, query, keys, values, queries, gradients, scores, slopes);
         multiply_accumulators<OUT_WIDTH, PITCH, ROW_TILES, SUB>(scores, gradients + part * OUT_WIDTH, value_sums);
         multiply_accumulators<OUT_WIDTH, PITCH, ROW_TILES, SUB>(slopes, queries + part * OUT_WIDTH, key_sums);
     }
 
-    // `block` counts tiles of KEYS keys times kv heads times PARTS. Shared memory: 2 * KEYS + 4 * TILE padded rows.
+    // The same of 2 * SUB queries by two warps with the same rows: each weighs SUB queries and hands p and ds to the
+    // other, then adds up its own part of the columns for all of them.
+    __device__ __forceinline__ void take_exchanging(const TrainingCall &call, const View &view, int key, int query,
+                                                    int half, const bf16 *keys, const bf16 *values, bf16 *queries,
+                                                    const bf16 *gradients, uint4 *exchange) {
+        float scores[ROW_TILES][SUB / 8][4] = {}, slopes[ROW_TILES][SUB / 8][4];
+        const int own = half * SUB, other = SUB - own;
+        weigh(call, view, key, query + own, keys, values, queries + own * PITCH, gradients + own * PITCH, scores,
+              slopes);
+        multiply_exchanging(scores, exchange, gradients + own * PITCH + half * OUT_WIDTH,
+                            gradients + other * PITCH + half * OUT_WIDTH, value_sums);
+        pair_barrier();
+        multiply_exchanging(slopes, exchange, queries + own * PITCH + half * OUT_WIDTH,
+                            queries + other * PITCH + half * OUT_WIDTH, key_sums);
+    }
+
+    static __device__ __forceinline__ void pair_barrier() {
+        asm volatile("bar.sync %0, %1;" ::"r"(int(threadIdx.x / WARP % KEY_WARPS) + 1), "n"(2 * WARP) : "memory");
+    }
+
+    // sums += p b for the queries of both warps: `exchange` takes the operands of all warps.
+    static __device__ __forceinline__ void multiply_exchanging(const float (&p)[ROW_TILES][SUB / 8][4], uint4 *exchange,
+                                                               const bf16 *own_rows, const bf16 *other_rows,
+                                                               float (&sums)[ROW_TILES][OUT_WIDTH / 8][4]) {
+        constexpr int STEPS = SUB / 16, OPERANDS = STEPS * ROW_TILES;
+        const int warp = threadIdx.x / WARP, other_warp = (warp + KEY_WARPS) % WARPS, lane = threadIdx.x % WARP;
+        uint32_t own[STEPS][ROW_TILES][4];
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            pack_operand(p, 2 * step, own[step]);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                exchange[(warp * OPERANDS + step * ROW_TILES + r) * WARP + lane] =
+                    make_uint4(own[step][r][0], own[step][r][1], own[step][r][2], own[step][r][3]);
+            }
+        }
+        pair_barrier();
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            multiply_operand<OUT_WIDTH>(own[step], transposed_row<PITCH>(own_rows) + step * 16 * PITCH, sums);
+        }
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            uint32_t a[ROW_TILES][4];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                const uint4 other = exchange[(other_warp * OPERANDS + step * ROW_TILES + r) * WARP + lane];
+                a[r][0] = other.x;
+                a[r][1] = other.y;
+                a[r][2] = other.z;
+                a[r][3] = other.w;
+            }
+            multiply_operand<OUT_WIDTH>(a, transposed_row<PITCH>(other_rows) + step * 16 * PITCH, sums);
+        }
+    }
+
+    // `block` counts tiles of KEYS keys times kv heads times PARTS. Shared memory: 2 * KEYS + 4 * TILE padded rows;
+    // where warps exchange, also an operand of 512 bytes for each warp, row tile and 16 of its queries.
     static __device__ __forceinline__ void run(const BackwardCall &backward, int block) {
         extern __shared__ __align__(16) unsigned char arena[];
         const TrainingCall &call = backward.forward;
         bf16 *keys = reinterpret_cast<bf16 *>(arena), *values = keys + KEYS * PITCH, *stages = values + KEYS * PITCH;
+        uint4 *exchange = reinterpret_cast<uint4 *>(stages + 4 * TILE * PITCH);
         const auto view_of = [&](int tile) {
             return View(call.first_query, call.end_query, tile * KEYS, min(tile * KEYS + KEYS, call.keys) - 1);
         };
@@ -85,7 +158,7 @@ template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int T
                                                return view.some_end - view.some_first;
                                            });
         const int first_key = place.tile * KEYS, last_key = min(first_key + KEYS, call.keys) - 1;
-        const int kv_head = place.head / PARTS, part = place.head % PARTS, width = call.width;
+        const int kv_head = place.head / PARTS, block_part = place.head % PARTS, width = call.width;
         const int group = call.heads / call.kv_heads;
         const View block_view = view_of(place.tile);
         const int first_tile = block_view.template first_tile<TILE>();
@@ -129,6 +202,7 @@ template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int T
 
         const int warp = threadIdx.x / WARP, key_warp = warp % KEY_WARPS, query_warp = warp / KEY_WARPS;
         const int warp_row = key_warp * ROW_TILES * 16, key = first_key + warp_row;
+        const int part = EXCHANGES ? query_warp : block_part;
         const View view(call.first_query, call.end_query, min(key, last_key), min(key + ROW_TILES * 16 - 1, last_key));
         const bf16 *warp_keys = keys + warp_row * PITCH, *warp_values = values + warp_row * PITCH;
         BackwardKeys state;
@@ -141,7 +215,8 @@ template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int T
             }
         }
         for (int step = 0; step < tiles * group; step++) {
-            bf16 *stage = stages + step % 2 * 2 * TILE * PITCH, *next_stage = stages + (step + 1) % 2 * 2 * TILE * PITCH;
+            bf16 *stage = stages + step % 2 * 2 * TILE * PITCH;
+            bf16 *next_stage = stages + (step + 1) % 2 * 2 * TILE * PITCH;
             const bool more = step + 1 < tiles * group;
             const int query = tile * TILE;
             float2 next_terms;
@@ -156,22 +231,30 @@ template <int WIDTH, int OUT_WIDTH, int ROW_TILES, int KEY_WARPS, int SUB, int T
                 next_terms = load_terms(tile, head);
             }
             commit_copies();
+            if constexpr (EXCHANGES) {
+                // The same answer in both warps: they meet at barriers.
+                if (view.sees_some(query, TILE)) {
+                    state.take_exchanging(call, view, key, query, query_warp, warp_keys, warp_values, stage,
+                                          stage + TILE * PITCH, exchange);
+                }
+            } else {
 #pragma unroll 1
-            for (int sub = query_warp * SUB; sub < TILE; sub += QUERY_WARPS * SUB) {
-                if (!view.sees_some(query + sub, SUB)) continue;
-                state.take(call, view, key, query + sub, part, warp_keys, warp_values, stage + sub * PITCH,
-                           stage + (TILE + sub) * PITCH);
+                for (int sub = query_warp * SUB; sub < TILE; sub += QUERY_WARPS * SUB) {
+                    if (!view.sees_some(query + sub, SUB)) continue;
+                    state.take(call, view, key, query + sub, part, warp_keys, warp_values, stage + sub * PITCH,
+                               stage + (TILE + sub) * PITCH);
+                }
             }
             if (more) store_terms(next_terms, next_stage);
         }
         // From here on shared memory is free for the sums.
         wait_for_copies<0>();
         __syncthreads();
-        if constexpr (QUERY_WARPS == 2) {
+        if constexpr (QUERY_WARPS == 2 && !EXCHANGES) {
             state.add_second_half(reinterpret_cast<float4 *>(arena) + key_warp * 2 * SUMS * WARP, query_warp);
             if (query_warp > 0) return;
         }
-        bf16 *staging = reinterpret_cast<bf16 *>(arena) + warp_row * PITCH;
+        bf16 *staging = reinterpret_cast<bf16 *>(arena) + (EXCHANGES ? warp * ROW_TILES * 16 : warp_row) * PITCH;
         const int rows = call.keys - key, columns = width - part * OUT_WIDTH;
         const int64_t column = int64_t(kv_head) * width + part * OUT_WIDTH;
         float factor[ROW_TILES][2];

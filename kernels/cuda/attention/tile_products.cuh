@@ -62,32 +62,51 @@ __device__ __forceinline__ void multiply_rows(const bf16 *a_rows, const bf16 *b_
     }
 }
 
+// Accumulators of ROW_TILES * 16 rows and 16 columns, from column tile `first` on, as a left operand in bfloat16.
+template <int ROW_TILES, int COLUMN_TILES>
+__device__ __forceinline__ void pack_operand(const float (&p)[ROW_TILES][COLUMN_TILES][4], int first,
+                                             uint32_t (&a)[ROW_TILES][4]) {
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+        a[r][0] = pack_pair(p[r][first][0], p[r][first][1]);
+        a[r][1] = pack_pair(p[r][first][2], p[r][first][3]);
+        a[r][2] = pack_pair(p[r][first + 1][0], p[r][first + 1][1]);
+        a[r][3] = pack_pair(p[r][first + 1][2], p[r][first + 1][3]);
+    }
+}
+
+// Where this lane's row of four transposed 8 x 8 matrices begins, of 16 rows and 16 columns from `rows` on.
+template <int PITCH> __device__ __forceinline__ const bf16 *transposed_row(const bf16 *rows) {
+    const int lane = threadIdx.x % WARP, matrix = lane / 8, line = lane % 8;
+    return rows + (matrix % 2 * 8 + line) * PITCH + matrix / 2 * 8;
+}
+
+// sums += a b for a [ROW_TILES * 16, 16] and 16 rows of b of COLUMNS elements, from the `transposed_row` at `b_row`.
+template <int COLUMNS, int ROW_TILES>
+__device__ __forceinline__ void multiply_operand(const uint32_t (&a)[ROW_TILES][4], const bf16 *b_row,
+                                                 float (&sums)[ROW_TILES][COLUMNS / 8][4]) {
+#pragma unroll
+    for (int pair = 0; pair < COLUMNS / 16; pair++) {
+        uint32_t b[4];
+        load_matrices_transposed(b, b_row + pair * 16);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) {
+            multiply_add(sums[r][2 * pair], a[r], b[0], b[1]);
+            multiply_add(sums[r][2 * pair + 1], a[r], b[2], b[3]);
+        }
+    }
+}
+
 // sums += p b for p [ROW_TILES * 16, ROWS], accumulators rounded to bfloat16, and ROWS rows of b of COLUMNS elements
 // in shared memory, PITCH elements apart.
 template <int COLUMNS, int PITCH, int ROW_TILES, int ROWS>
 __device__ __forceinline__ void multiply_accumulators(const float (&p)[ROW_TILES][ROWS / 8][4], const bf16 *b_rows,
                                                       float (&sums)[ROW_TILES][COLUMNS / 8][4]) {
-    const int lane = threadIdx.x % WARP, matrix = lane / 8, line = lane % 8;
-    const bf16 *b_row = b_rows + (matrix % 2 * 8 + line) * PITCH + matrix / 2 * 8;
+    const bf16 *b_row = transposed_row<PITCH>(b_rows);
 #pragma unroll
     for (int step = 0; step < ROWS / 16; step++) {
         uint32_t a[ROW_TILES][4];
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) {
-            a[r][0] = pack_pair(p[r][2 * step][0], p[r][2 * step][1]);
-            a[r][1] = pack_pair(p[r][2 * step][2], p[r][2 * step][3]);
-            a[r][2] = pack_pair(p[r][2 * step + 1][0], p[r][2 * step + 1][1]);
-            a[r][3] = pack_pair(p[r][2 * step + 1][2], p[r][2 * step + 1][3]);
-        }
-#pragma unroll
-        for (int pair = 0; pair < COLUMNS / 16; pair++) {
-            uint32_t b[4];
-            load_matrices_transposed(b, b_row + step * 16 * PITCH + pair * 16);
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) {
-                multiply_add(sums[r][2 * pair], a[r], b[0], b[1]);
-                multiply_add(sums[r][2 * pair + 1], a[r], b[2], b[3]);
-            }
-        }
+        pack_operand(p, 2 * step, a);
+        multiply_operand<COLUMNS>(a, b_row + step * 16 * PITCH, sums);
     }
 }
