@@ -26,11 +26,20 @@ namespace {
 
 constexpr Depth ALONG = Depth::ALONG_ROWS, ACROSS = Depth::ACROSS_ROWS;
 
-// Stores a tile of rows of a result in bfloat16, `columns` a multiple of eight, or in F32, added to what is there or
-// not.
+// Stores a tile of rows of a result in bfloat16, `columns` a multiple of eight, or in F32: the sums, or what `before`
+// holds in the same layout plus the sums. It may be `out`.
 template <class T>
-__device__ __forceinline__ void store_tile(const T &tile, char *shared, bf16 *out, int out_stride, int row, int end,
-                                           int column, int columns, bool) {
+__device__ __forceinline__ void store_tile(const T &tile, char *shared, bf16 *out, const bf16 *before, int out_stride,
+                                           int row, int end, int column, int columns) {
+    if (before != nullptr) {
+        tile.for_pairs([&](int tile_row, int tile_column, float first, float second) {
+            if (row + tile_row >= end || column + tile_column >= columns) return;
+            const size_t at = size_t(row + tile_row) * out_stride + column + tile_column;
+            const uint32_t start = *reinterpret_cast<const uint32_t *>(before + at);
+            *reinterpret_cast<uint32_t *>(out + at) = pack(low_half(start) + first, high_half(start) + second);
+        });
+        return;
+    }
     tile.for_eights(shared, [&](int tile_row, int tile_column, uint4 eight) {
         if (row + tile_row >= end || column + tile_column >= columns) return;
         *reinterpret_cast<uint4 *>(out + size_t(row + tile_row) * out_stride + column + tile_column) = eight;
@@ -38,16 +47,16 @@ __device__ __forceinline__ void store_tile(const T &tile, char *shared, bf16 *ou
 }
 
 template <class T>
-__device__ __forceinline__ void store_tile(const T &tile, char *, float *out, int out_stride, int row, int end,
-                                           int column, int columns, bool add) {
+__device__ __forceinline__ void store_tile(const T &tile, char *, float *out, const float *before, int out_stride,
+                                           int row, int end, int column, int columns) {
     tile.for_pairs([&](int tile_row, int tile_column, float first, float second) {
         if (row + tile_row >= end || column + tile_column >= columns) return;
-        float2 *to = reinterpret_cast<float2 *>(out + size_t(row + tile_row) * out_stride + column + tile_column);
-        if (add) {
-            const float2 before = *to;
-            first += before.x, second += before.y;
+        const size_t at = size_t(row + tile_row) * out_stride + column + tile_column;
+        if (before != nullptr) {
+            const float2 start = *reinterpret_cast<const float2 *>(before + at);
+            first += start.x, second += start.y;
         }
-        *to = make_float2(first, second);
+        *reinterpret_cast<float2 *>(out + at) = make_float2(first, second);
     });
 }
 
@@ -55,8 +64,8 @@ __device__ __forceinline__ void store_tile(const T &tile, char *, float *out, in
 template <int ROWS, Depth W, class Out>
 __device__ __forceinline__ void multiply_places(const bf16 *x, int x_stride, const int *sources,
                                                 const ExpertPlaces &places, const bf16 *weight, int weight_stride,
-                                                long long expert_stride, Out *out, int out_stride, int columns,
-                                                int depth, int row_tiles, bool add) {
+                                                long long expert_stride, Out *out, const Out *before, int out_stride,
+                                                int columns, int depth, int row_tiles) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     extern __shared__ __align__(128) char shared[];
@@ -88,22 +97,24 @@ __device__ __forceinline__ void multiply_places(const bf16 *x, int x_stride, con
                                                                      columns, depth);
         tile.accumulate(copy_x, copy_weight, depth, shared);
     }
-    store_tile(tile, shared, out, out_stride, rows.first, rows.end, column, columns, add);
+    store_tile(tile, shared, out, before, out_stride, rows.first, rows.end, column, columns);
 }
 
 } // namespace
 
 #define MULTIPLY_PLACES(NAME, ROWS, W, OUT)                                                                            \
     extern "C" __global__ void __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::BLOCKS)                              \
-        NAME(const bf16 *x, const int *sources, const int *offsets, const bf16 *weight, OUT *__restrict__ out,         \
+        NAME(const bf16 *x, const int *sources, const int *offsets, const bf16 *weight, OUT *out, const OUT *before,   \
              long long expert_stride, int x_stride, int weight_stride, int out_stride, int experts, int places,        \
-             int columns, int depth, int row_tiles, int add) {                                                         \
+             int columns, int depth, int row_tiles) {                                                                  \
         multiply_places<ROWS, W>(x, x_stride, sources, {offsets, experts, places}, weight, weight_stride,              \
-                                 expert_stride, out, out_stride, columns, depth, row_tiles, add != 0);                 \
+                                 expert_stride, out, before, out_stride, columns, depth, row_tiles);                   \
     }
 
 MULTIPLY_PLACES(grouped_product_rows128, 128, ALONG, bf16)
 MULTIPLY_PLACES(grouped_product_rows64, 64, ALONG, bf16)
+MULTIPLY_PLACES(grouped_product_f32_rows128, 128, ALONG, float)
+MULTIPLY_PLACES(grouped_product_f32_rows64, 64, ALONG, float)
 MULTIPLY_PLACES(grouped_input_gradient_rows128, 128, ACROSS, bf16)
 MULTIPLY_PLACES(grouped_input_gradient_rows64, 64, ACROSS, bf16)
 MULTIPLY_PLACES(grouped_input_gradient_f32_rows128, 128, ACROSS, float)
@@ -112,9 +123,9 @@ MULTIPLY_PLACES(grouped_input_gradient_f32_rows64, 64, ACROSS, float)
 // The gradient of a matrix, or a piece of it into `partial` [pieces][rows, columns] where its expert has several. The
 // blocks of a piece are neighbours: they share its rows in the second-level cache.
 extern "C" __global__ void __launch_bounds__(Tile<128>::THREADS, Tile<128>::BLOCKS)
-    grouped_weight_gradient(const bf16 *dy, const bf16 *x, const int *offsets, float *__restrict__ out,
-                            float *__restrict__ partial, long long expert_stride, int dy_stride, int x_stride,
-                            int out_stride, int experts, int places, int rows, int columns, int most_places, int add) {
+    grouped_weight_gradient(const bf16 *dy, const bf16 *x, const int *offsets, float *out, const float *before,
+                            float *partial, long long expert_stride, int dy_stride, int x_stride, int out_stride,
+                            int experts, int places, int rows, int columns, int most_places) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     extern __shared__ __align__(128) char shared[];
@@ -135,42 +146,44 @@ extern "C" __global__ void __launch_bounds__(Tile<128>::THREADS, Tile<128>::BLOC
     const auto copy_x = T::copy_across<T::COLUMNS>(shared + T::X_BYTES, x, x_stride, column, columns, depth);
     tile.accumulate(copy_dy, copy_x, depth, shared);
     const bool whole = part.count == 1;
-    float *const to = whole ? out + part.expert * expert_stride : partial + size_t(piece) * rows * columns;
-    store_tile(tile, shared, to, whole ? out_stride : columns, row, rows, column, columns, whole && add != 0);
+    const long long first = part.expert * expert_stride;
+    float *const to = whole ? out + first : partial + size_t(piece) * rows * columns;
+    const float *const start = whole && before != nullptr ? before + first : nullptr;
+    store_tile(tile, shared, to, start, whole ? out_stride : columns, row, rows, column, columns);
 }
 
 constexpr int SUM_THREADS = 256;
 
 // Adds the pieces of a matrix's gradient in ascending order: four elements a thread, an expert for each blockIdx.y.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-    grouped_weight_gradient_sum(const float *partial, const int *offsets, float *__restrict__ out,
+    grouped_weight_gradient_sum(const float *partial, const int *offsets, float *out, const float *before,
                                 long long expert_stride, int out_stride, int experts, int places, int rows, int columns,
-                                int most_places, int add) {
+                                int most_places) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const ExpertPlaces bounds = {offsets, experts, places};
     const int expert = blockIdx.y, lane = threadIdx.x % WARP;
     const int count = piece_count(bounds.first(expert + 1) - bounds.first(expert), most_places);
     if (count == 1) return;
-    int before = 0;
+    int earlier = 0; // pieces of the experts before
     for (int other = lane; other < expert; other += WARP) {
-        before += piece_count(bounds.first(other + 1) - bounds.first(other), most_places);
+        earlier += piece_count(bounds.first(other + 1) - bounds.first(other), most_places);
     }
-    before = __reduce_add_sync(FULL_WARP, before);
+    earlier = __reduce_add_sync(FULL_WARP, earlier);
     const size_t elements = size_t(rows) * columns, at = (size_t(blockIdx.x) * SUM_THREADS + threadIdx.x) * 4;
     if (at >= elements) return;
-    const float *piece = partial + before * elements + at;
+    const float *piece = partial + earlier * elements + at;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < count; i++, piece += elements) {
         const float4 value = *reinterpret_cast<const float4 *>(piece);
         sum = {sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w};
     }
-    float4 *to = reinterpret_cast<float4 *>(out + expert * expert_stride + at / columns * out_stride + at % columns);
-    if (add != 0) {
-        const float4 value = *to;
-        sum = {sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w};
+    const size_t place = expert * expert_stride + at / columns * out_stride + at % columns;
+    if (before != nullptr) {
+        const float4 start = *reinterpret_cast<const float4 *>(before + place);
+        sum = {start.x + sum.x, start.y + sum.y, start.z + sum.z, start.w + sum.w};
     }
-    *to = sum;
+    *reinterpret_cast<float4 *>(out + place) = sum;
 }
 
 constexpr int ROW_THREADS = 256;

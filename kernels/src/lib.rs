@@ -41,6 +41,7 @@ mod gated_activation;
 mod gated_activation_backward;
 mod gather_rows;
 mod gemm;
+mod gemm_transposed;
 mod gpu;
 mod gradient_norm;
 mod graph;
@@ -87,6 +88,7 @@ pub use gated_activation::{Activation, GatedActivation, gated_activation};
 pub use gated_activation_backward::{Columns, GatedActivationBackward, gated_activation_backward};
 pub use gather_rows::{GatherRows, gather_rows};
 pub use gemm::{GatedProduct, Multiply, Operand, Output, Product, gemm, gemm_gated};
+pub use gemm_transposed::gemm_transposed;
 pub use gpu::{Gpu, Properties};
 pub use gradient_norm::{
     JudgeStep, LossTotals, StepLimits, StepResult, StepValues, judge_step, sum_of_squares, sum_of_squares_pieces,

@@ -8,7 +8,7 @@
 //! needed, so a launch can be captured and replayed with other routes.
 
 use crate::{
-    Error, Form, Gpu, Output, Result, Slice,
+    Buffer, Error, Form, Gpu, Output, Result, Slice,
     gemm::{TileRows, int, multiple, operand, result},
     launch::{Arguments, Launch},
     routed::{COLUMNS, expert_matrices, most_row_tiles, slots, tile_rows},
@@ -189,7 +189,7 @@ pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
         experts,
         columns: outputs,
         depth: inputs,
-        add: false,
+        before: 0,
     };
     places_of.launch(gpu, NAME, ["grouped_product_rows128", "grouped_product_rows64"])
 }
@@ -217,7 +217,7 @@ pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Res
         experts,
         columns: inputs,
         depth: outputs,
-        add: false,
+        before: 0,
     };
     places_of.launch(gpu, NAME, ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"])
 }
@@ -251,12 +251,12 @@ pub fn grouped_weight_gradient(gpu: &Gpu, call: &GroupedWeightGradient<'_>) -> R
         out: gradient,
         out_stride: gradient_stride,
         expert_stride,
-        workspace: call.workspace,
+        workspace: Some(call.workspace),
         places,
         experts,
         rows: outputs,
         columns: inputs,
-        add: output == Output::AddF32,
+        before: if output == Output::AddF32 { gradient } else { 0 },
     };
     sums.launch(gpu, NAME)
 }
@@ -357,7 +357,8 @@ pub(crate) struct PlacesProduct {
     pub(crate) experts: usize,
     pub(crate) columns: usize,
     pub(crate) depth: usize,
-    pub(crate) add: bool,
+    /// What is added to, laid out as `out`, or 0.
+    pub(crate) before: u64,
 }
 
 impl PlacesProduct {
@@ -372,6 +373,7 @@ impl PlacesProduct {
             .u64(self.offsets)
             .u64(self.weight)
             .u64(self.out)
+            .u64(self.before)
             .u64(self.expert_stride as u64)
             .i32(int(operation, self.x_stride)?)
             .i32(int(operation, self.weight_stride)?)
@@ -380,15 +382,15 @@ impl PlacesProduct {
             .i32(int(operation, self.places)?)
             .i32(int(operation, self.columns)?)
             .i32(int(operation, self.depth)?)
-            .i32(int(operation, row_tiles)?)
-            .i32(i32::from(self.add));
+            .i32(int(operation, row_tiles)?);
         let name = names[usize::from(tile == TileRows::Small)];
         let launch = tile.launch(operation, row_tiles, self.columns.div_ceil(COLUMNS))?;
         gpu.launch(&gpu.function("routed_training", name)?, launch, arguments)
     }
 }
 
-/// A gradient of weights, checked but for its workspace. `offsets` 0: every expert has `places`.
+/// A gradient of weights, checked but for its workspace, which it takes itself where it is given none. `offsets` 0: every
+/// expert has `places`.
 pub(crate) struct WeightGradient<'a> {
     pub(crate) dy: u64,
     pub(crate) dy_stride: usize,
@@ -398,30 +400,41 @@ pub(crate) struct WeightGradient<'a> {
     pub(crate) out: u64,
     pub(crate) out_stride: usize,
     pub(crate) expert_stride: usize,
-    pub(crate) workspace: Slice<'a>,
+    pub(crate) workspace: Option<Slice<'a>>,
     pub(crate) places: usize,
     pub(crate) experts: usize,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    pub(crate) add: bool,
+    /// What is added to, laid out as `out`, or 0.
+    pub(crate) before: u64,
 }
 
 impl WeightGradient<'_> {
     pub(crate) fn launch(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
         let WeightGradient { places, experts, rows, columns, .. } = *self;
         let pieces = Pieces::of(gpu, places, experts, rows, columns);
-        let workspace = self.workspace.expect(operation, "the workspace in bytes", pieces.bytes(rows, columns)?)?;
+        let bytes = pieces.bytes(rows, columns)?;
+        // Memory that is given back here is not used by anything else until what is in the stream now is done.
+        let own = match self.workspace {
+            None if bytes > 0 => Some(gpu.allocate(bytes, operation)?),
+            _ => None,
+        };
+        let workspace = match self.workspace.or(own.as_ref().map(Buffer::slice)) {
+            Some(workspace) => workspace.expect(operation, "the workspace in bytes", bytes)?,
+            None => 0,
+        };
         multiple(operation, "the workspace's address (needed: a multiple of)", workspace as usize, 16)?;
         let sizes = |arguments: Arguments| -> Result<Arguments> {
             let arguments = arguments.i32(int(operation, self.out_stride)?).i32(int(operation, experts)?);
             let arguments = arguments.i32(int(operation, places)?).i32(int(operation, rows)?);
-            Ok(arguments.i32(int(operation, columns)?).i32(pieces.most_places).i32(i32::from(self.add)))
+            Ok(arguments.i32(int(operation, columns)?).i32(pieces.most_places))
         };
         let arguments = Arguments::new()
             .u64(self.dy)
             .u64(self.x)
             .u64(self.offsets)
             .u64(self.out)
+            .u64(self.before)
             .u64(workspace)
             .u64(self.expert_stride as u64)
             .i32(int(operation, self.dy_stride)?)
@@ -432,7 +445,12 @@ impl WeightGradient<'_> {
         if pieces.most_places == i32::MAX {
             return Ok(());
         }
-        let arguments = Arguments::new().u64(workspace).u64(self.offsets).u64(self.out).u64(self.expert_stride as u64);
+        let arguments = Arguments::new()
+            .u64(workspace)
+            .u64(self.offsets)
+            .u64(self.out)
+            .u64(self.before)
+            .u64(self.expert_stride as u64);
         let blocks = int(operation, (rows * columns / 4).div_ceil(SUM_THREADS))? as u32;
         // There are pieces only where experts are few: far fewer than a grid's rows.
         let launch = Launch { grid: [blocks, experts as u32, 1], threads: SUM_THREADS as u32, shared_bytes: 0 };

@@ -22,6 +22,7 @@ mod gated_activation;
 mod gated_activation_backward;
 mod gather_rows;
 mod gemm;
+mod gemm_transposed;
 mod gradient_norm;
 mod linear;
 mod linear_plain;
