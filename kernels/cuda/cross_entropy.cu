@@ -37,8 +37,8 @@ __device__ __forceinline__ float exponential(float x, float largest) {
     return exp2_hardware(fmaf(x, LOG2_E, -largest * LOG2_E));
 }
 
-// The same of two maxima. Their difference comes first: where both are LOWEST, the fused form would leave the rounding error of
-// a huge product.
+// The same of two maxima. Their difference comes first: where both are LOWEST, the fused form would leave the rounding
+// error of a huge product.
 __device__ __forceinline__ float ratio(float part, float largest) {
     return exp2_hardware((part - largest) * LOG2_E);
 }

@@ -5,8 +5,8 @@
 // the same elements. The seed is on the device, so that a captured graph draws a new mask each time; the stream is the
 // place in the model.
 //
-// x and out [rows, width] F32 or BF16, each with a stride; out may be x. Bound: the bytes, and about 25 operations an element
-// for the numbers, four of which come from one block of the stream.
+// x and out [rows, width] F32 or BF16, each with a stride; out may be x. Bound: the bytes, and about 25 operations an
+// element for the numbers, four of which come from one block of the stream.
 
 #include "training/rows.cuh"
 
