@@ -7,7 +7,7 @@
 use ironloom_nn::{FeedForward, Linear, RmsNorm};
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, ExpertWeights, Norm, RouterLosses, Routing, RowWeights},
+    ops::{self, ExpertWeights, Norm, RoutedTraining, RouterLosses, Routing, RowWeights},
 };
 
 use crate::Result;
@@ -60,9 +60,45 @@ impl Experts {
         (losses, scale): (RouterLosses, f32),
     ) -> Result<Tensor> {
         let logits = self.router.forward(cx, x)?;
-        let routing = ops::route_experts(cx, &logits, self.per_row, self.normalize)?;
-        ops::router_losses(cx, &logits, &routing, losses, scale)?;
-        Ok(self.add_experts(cx, residual, x, &routing, None)?.0)
+        if self.experts.iter().any(FeedForward::is_adapted) {
+            let routing = ops::route_experts(cx, &logits, self.per_row, self.normalize)?;
+            ops::router_losses(cx, &logits, &routing, losses, scale)?;
+            return Ok(self.add_experts(cx, residual, x, &routing, None)?.0);
+        }
+        let sum = self.add_shared(cx, residual, x)?;
+        let experts = self.expert_weights();
+        let layer = RoutedTraining {
+            logits: &logits,
+            per_row: self.per_row,
+            normalize: self.normalize,
+            losses,
+            scale,
+            experts: &experts,
+            activation: self.activation(),
+        };
+        Ok(ops::routed_training(cx, sum, x, &layer)?)
+    }
+
+    /// `residual` plus the shared expert's output.
+    fn add_shared(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(match &self.shared {
+            None => residual,
+            Some((shared, None)) => shared.forward_add(cx, residual, x)?,
+            Some((shared, Some(gate))) => {
+                ops::add_gated_rows(cx, residual, &shared.forward(cx, x)?, &gate.forward(cx, x)?)?
+            }
+        })
+    }
+
+    fn expert_weights(&self) -> Vec<ExpertWeights<'_>> {
+        self.experts
+            .iter()
+            .map(|expert| ExpertWeights { gate: &expert.gate.weight, up: &expert.up.weight, down: &expert.down.weight })
+            .collect()
+    }
+
+    fn activation(&self) -> ops::Activation {
+        self.experts.first().map_or(ops::Activation::Silu, |expert| expert.activation)
     }
 
     /// `residual` plus the shared expert's and the routed experts' outputs, and the norm of that where the operation makes it.
@@ -74,23 +110,11 @@ impl Experts {
         routing: &Routing,
         norm: Option<Norm<'_>>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let sum = match &self.shared {
-            None => residual,
-            Some((shared, None)) => shared.forward_add(cx, residual, x)?,
-            Some((shared, Some(gate))) => {
-                ops::add_gated_rows(cx, residual, &shared.forward(cx, x)?, &gate.forward(cx, x)?)?
-            }
-        };
+        let sum = self.add_shared(cx, residual, x)?;
         if self.experts.iter().any(FeedForward::is_adapted) {
             return Ok((self.add_adapted(cx, sum, x, routing)?, None));
         }
-        let experts: Vec<ExpertWeights<'_>> = self
-            .experts
-            .iter()
-            .map(|expert| ExpertWeights { gate: &expert.gate.weight, up: &expert.up.weight, down: &expert.down.weight })
-            .collect();
-        let activation = self.experts.first().map_or(ops::Activation::Silu, |expert| expert.activation);
-        Ok(ops::routed_experts(cx, sum, x, routing, &experts, activation, norm)?)
+        Ok(ops::routed_experts(cx, sum, x, routing, &self.expert_weights(), self.activation(), norm)?)
     }
 
     /// What [`ops::routed_experts`] does, through layers with adapters.

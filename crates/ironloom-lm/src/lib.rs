@@ -42,4 +42,4 @@ pub use ironloom_kernels::KernelTime;
 pub use load::{LoadOptions, available_memory};
 pub use model::{LogitRows, Model};
 pub use random::RandomWeights;
-pub use training::{Parameter, ParameterRole, TrainingPass, TrainingRows};
+pub use training::{CardRows, Parameter, ParameterRole, TrainingPass, TrainingRows};

@@ -3,8 +3,8 @@
 use ironloom_tensor::{
     Context, Tensor,
     ops::{
-        self, AttentionOptions, AttentionSpan, DocumentAttentionOptions, DocumentSpan, KvRows, KvSpan, KvTable, Mask,
-        RopeAppend,
+        self, AttentionOptions, AttentionSpan, DocumentAttentionOptions, Documents, KvRows, KvSpan, KvTable, Mask,
+        RopeAppend, RotatedAttention,
     },
 };
 
@@ -54,8 +54,8 @@ pub struct AttentionInput<'a, 'b> {
 pub struct AttentionDocuments<'a> {
     /// Sines and cosines of the rows' positions, which begin at 0 in each document.
     pub phases: &'a Tensor,
-    /// The documents' lengths.
-    pub lengths: &'a [usize],
+    /// The documents.
+    pub documents: Documents<'a>,
 }
 
 impl Attention {
@@ -81,27 +81,50 @@ impl Attention {
         })
     }
 
-    /// `[n, width]` to `[n, width]`, each document within itself and without a cache: the form that has gradients.
+    /// `[n, width]` to `[n, heads * head width]`, each document within itself and without a cache: the form that has gradients.
+    fn attend_documents(&self, cx: &Context, x: &Tensor, documents: AttentionDocuments<'_>) -> Result<Tensor> {
+        let projected = linear_many(cx, x, [&self.q, &self.k, &self.v])?;
+        let options = DocumentAttentionOptions {
+            heads: self.options.heads,
+            kv_heads: projected[1].width() / self.head_width.max(1),
+            scale: self.options.scale,
+            mask: self.document_mask(),
+        };
+        let rotation = RotatedAttention {
+            head_width: self.head_width,
+            norms: self.qk_norm.as_ref().map(|[q, k]| ([&q.weight, &k.weight], q.epsilon)),
+            phases: documents.phases,
+            documents: documents.documents,
+            options: &options,
+        };
+        Ok(ops::rotated_attention(cx, projected, &rotation)?)
+    }
+
+    /// Which rows of its document a row sees.
+    pub fn document_mask(&self) -> Mask {
+        self.options.window.map_or(Mask::Causal, Mask::Window)
+    }
+
+    /// `[n, width]` to `[n, width]`, each document within itself and without a cache.
     ///
     /// # Errors
     /// A shape does not fit.
     pub fn forward_documents(&self, cx: &Context, x: &Tensor, documents: AttentionDocuments<'_>) -> Result<Tensor> {
-        let [mut q, mut k, v] = linear_many(cx, x, [&self.q, &self.k, &self.v])?;
-        if let Some([q_norm, k_norm]) = &self.qk_norm {
-            (q, k) = (q_norm.forward(cx, &q)?, k_norm.forward(cx, &k)?);
-        }
-        let AttentionDocuments { phases, lengths } = documents;
-        let q = ops::rope(cx, q, self.head_width, phases)?;
-        let k = ops::rope(cx, k, self.head_width, phases)?;
-        let spans: Vec<DocumentSpan> =
-            lengths.iter().map(|&length| DocumentSpan { queries: length, keys: length }).collect();
-        let options = DocumentAttentionOptions {
-            heads: self.options.heads,
-            kv_heads: k.width() / self.head_width.max(1),
-            scale: self.options.scale,
-            mask: self.options.window.map_or(Mask::Causal, Mask::Window),
-        };
-        self.out.forward(cx, &ops::document_attention(cx, &q, &k, &v, &spans, &options)?)
+        self.out.forward(cx, &self.attend_documents(cx, x, documents)?)
+    }
+
+    /// `residual` `[n, width]` plus what [`Attention::forward_documents`] gives.
+    ///
+    /// # Errors
+    /// A shape does not fit.
+    pub fn forward_documents_add(
+        &self,
+        cx: &Context,
+        residual: Tensor,
+        x: &Tensor,
+        documents: AttentionDocuments<'_>,
+    ) -> Result<Tensor> {
+        self.out.forward_add(cx, residual, &self.attend_documents(cx, x, documents)?)
     }
 
     /// `[n, width]` to `[n, width]`; appends the rows' keys and values to their caches.

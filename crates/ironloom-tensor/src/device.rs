@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use ironloom_core::{SimdLevel, Threads};
-use ironloom_kernels::{CublasLt, Form, Gpu, Product, gemm};
+use ironloom_kernels::{CublasLt, Form, Gpu, Multiply, Product, gemm, gemm_transposed};
 
 use crate::{Error, Result, Tape};
 
@@ -51,6 +51,14 @@ impl CudaDevice {
         match self.cublaslt() {
             Some(library) => Ok(library.matmul(&self.gpu, call)?),
             None => Ok(gemm(&self.gpu, call)?),
+        }
+    }
+
+    /// A product of training.
+    pub(crate) fn multiply(&self, call: &Multiply<'_>) -> Result<()> {
+        match self.cublaslt() {
+            Some(library) => Ok(library.multiply(&self.gpu, call)?),
+            None => Ok(gemm_transposed(&self.gpu, call)?),
         }
     }
 

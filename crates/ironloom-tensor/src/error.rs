@@ -107,6 +107,16 @@ pub enum Error {
         /// The device.
         device: &'static str,
     },
+    /// A width is no multiple of what the device's products read at a time.
+    #[error("{operation} takes matrices whose width is a multiple of {multiple}, and one is {found} wide: run it on the processor")]
+    Width {
+        /// The operation.
+        operation: &'static str,
+        /// What the width has to be a multiple of.
+        multiple: usize,
+        /// The width.
+        found: usize,
+    },
     /// A part that a tape runs again failed outside of an operation.
     #[error("{operation}: {reason}")]
     Part {

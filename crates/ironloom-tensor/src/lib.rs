@@ -18,6 +18,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod arena;
 mod device;
 mod error;
 mod gemm;
@@ -28,6 +29,7 @@ mod tape;
 mod tensor;
 mod weight;
 
+pub use arena::{ARENA_ALIGNMENT, Arena, ArenaPlace};
 pub use device::{Context, CpuDevice, CudaDevice, Device, Path};
 pub use error::{Error, Result};
 pub use indices::Indices;

@@ -13,10 +13,12 @@ use std::{
 };
 
 use ironloom_core::Shape;
+use ironloom_kernels::{Form, Gpu};
 
 use crate::{
-    Context, Result, Tensor,
+    Context, Error, Result, Tensor,
     error::{expect_count, expect_shape},
+    ops::Figures,
 };
 
 /// What a tape knows a tensor by; unique in the process.
@@ -35,6 +37,8 @@ impl TensorId {
 pub(crate) struct Slot {
     id: TensorId,
     shape: Shape,
+    /// The tensor is some columns of a wider one, whose slot this is: the wider one's width, and the columns before.
+    columns: Option<(usize, usize)>,
 }
 
 impl Slot {
@@ -58,10 +62,16 @@ pub struct Tape {
     watched: Rc<RefCell<HashSet<TensorId>>>,
     /// Tensors made of those.
     needed: RefCell<HashSet<TensorId>>,
+    /// Tensors that are columns of others: the other, its width, and the columns before.
+    parts: RefCell<HashMap<TensorId, (TensorId, usize, usize)>>,
     /// Losses besides the one that a backward pass starts from.
     side_losses: RefCell<Vec<Tensor>>,
     side_loss: Cell<f64>,
     expert_loads: RefCell<Vec<Vec<f32>>>,
+    /// Those on a graphics card.
+    expert_shares: RefCell<Vec<Tensor>>,
+    /// The numbers and sums of a pass on a graphics card.
+    figures: Option<Figures>,
     seed: u64,
     /// Whether nodes are kept: a part that will run again keeps none the first time.
     keeps: bool,
@@ -89,9 +99,12 @@ impl Tape {
             nodes: RefCell::default(),
             watched,
             needed: RefCell::default(),
+            parts: RefCell::default(),
             side_losses: RefCell::default(),
             side_loss: Cell::new(0.0),
             expert_loads: RefCell::default(),
+            expert_shares: RefCell::default(),
+            figures: None,
             seed,
             keeps,
         }
@@ -110,6 +123,26 @@ impl Tape {
     /// The sum of the losses that operations added by the way, such as the balance of routed experts.
     pub fn side_loss(&self) -> f64 {
         self.side_loss.get()
+    }
+
+    /// The tape of a pass on a graphics card, whose numbers and sums are `figures`.
+    pub fn on_card(figures: Figures) -> Self {
+        Self { figures: Some(figures), ..Self::new() }
+    }
+
+    /// The numbers and sums of a pass on a graphics card.
+    pub(crate) fn figures(&self, operation: &'static str) -> Result<&Figures> {
+        self.figures.as_ref().ok_or(Error::NoGradient { operation })
+    }
+
+    /// On a graphics card: the share of rows that each expert of each routed layer got, `[experts]` each.
+    pub fn expert_shares(&self) -> Vec<Tensor> {
+        self.expert_shares.borrow().clone()
+    }
+
+    /// Notes where those of a layer will be.
+    pub(crate) fn note_expert_shares(&self, shares: Tensor) {
+        self.expert_shares.borrow_mut().push(shares);
     }
 
     /// The share of rows that each expert of each routed layer got, in the order in which the layers ran.
@@ -134,16 +167,24 @@ impl Tape {
 
     /// Where the gradient of `tensor` goes, if it needs one.
     pub(crate) fn slot(&self, tensor: &Tensor) -> Option<Slot> {
-        let id = tensor.id();
+        let (mut id, mut columns) = (tensor.id(), None);
+        if let Some(&(whole, width, before)) = self.parts.borrow().get(&id) {
+            (id, columns) = (whole, Some((width, before)));
+        }
         let needed = self.needed.borrow().contains(&id) || self.watched.borrow().contains(&id);
-        (self.keeps && needed).then(|| Slot { id, shape: *tensor.shape() })
+        (self.keeps && needed).then(|| Slot { id, shape: *tensor.shape(), columns })
+    }
+
+    /// Notes that `part` is the columns of `whole` from `before` on: gradients of the one go to those of the other.
+    pub(crate) fn note_columns(&self, whole: &Tensor, part: &Tensor, before: usize) {
+        self.parts.borrow_mut().insert(part.id(), (whole.id(), whole.width(), before));
     }
 
     /// Records the operation that made `output`; `backward` gets the output's gradient, in its shape, and writes or adds those of
     /// the inputs that have a slot.
     pub(crate) fn record(&self, output: &Tensor, backward: impl Fn(&Tensor, &mut Gradients) -> Result<()> + 'static) {
         self.needed.borrow_mut().insert(output.id());
-        let output = Slot { id: output.id(), shape: *output.shape() };
+        let output = Slot { id: output.id(), shape: *output.shape(), columns: None };
         self.nodes.borrow_mut().push(Node { output, backward: Box::new(backward) });
     }
 
@@ -163,7 +204,7 @@ impl Tape {
             }
         }
         for node in self.nodes.take().into_iter().rev() {
-            if let Some(gradient) = gradients.take(node.output.id) {
+            if let Some(gradient) = gradients.take_whole(&node.output)? {
                 (node.backward)(&gradient.reshape(node.output.shape)?, gradients)?;
             }
         }
@@ -182,15 +223,19 @@ impl Tape {
         input: &Tensor,
         part: impl Fn(&Context<'_>, &Tensor) -> Result<Tensor> + 'static,
     ) -> Result<Tensor> {
-        let first = Self::of(self.watched.clone(), self.seed, false);
+        let figures = self.figures.clone();
+        let first = Self { figures: figures.clone(), ..Self::of(self.watched.clone(), self.seed, false) };
         let output = part(&Context { tape: Some(&first), ..*cx }, input)?;
         self.side_loss.set(self.side_loss.get() + first.side_loss.get());
         self.expert_loads.borrow_mut().append(&mut first.expert_loads.borrow_mut());
+        self.expert_shares.borrow_mut().append(&mut first.expert_shares.borrow_mut());
         if self.keeps {
             let (slot, input, device, path) = (self.slot(input), input.clone(), cx.device.clone(), cx.path);
             let (watched, seed) = (self.watched.clone(), self.seed);
             self.record(&output, move |gradient, gradients| {
-                let again = Self::of(watched.clone(), seed, true);
+                // What a pass adds up has been counted the first time.
+                let figures = figures.as_ref().map(Figures::uncounted).transpose()?;
+                let again = Self { figures, ..Self::of(watched.clone(), seed, true) };
                 if slot.is_some() {
                     again.needed.borrow_mut().insert(input.id());
                 }
@@ -228,6 +273,8 @@ struct Held {
     gradient: Tensor,
     /// Of a step that is over: its memory serves the next writer.
     stale: bool,
+    /// Columns that have been written, of a gradient that comes in columns.
+    written: usize,
 }
 
 impl Gradients {
@@ -241,9 +288,30 @@ impl Gradients {
         self.held.get(&id).filter(|held| !held.stale).map(|held| &held.gradient)
     }
 
+    /// Takes the gradient of `tensor` to be written to `place`, memory on a graphics card that lasts.
+    pub fn keep_in(&mut self, tensor: &Tensor, place: Tensor) {
+        self.held.insert(tensor.id(), Held { gradient: place, stale: true, written: 0 });
+    }
+
+    /// Whether the gradient of `tensor` was written in this step.
+    pub fn is_written(&self, tensor: &Tensor) -> bool {
+        self.get(tensor.id()).is_some()
+    }
+
     /// Begins a step: what is held is over, and each gradient's next writer overwrites it.
     pub fn begin_step(&mut self) {
         self.held.values_mut().for_each(|held| held.stale = true);
+    }
+
+    /// The gradient of what an operation made; an error where some of its columns have none.
+    fn take_whole(&mut self, slot: &Slot) -> Result<Option<Tensor>> {
+        match self.held.get(&slot.id) {
+            Some(held) if held.written != 0 => {
+                expect_count("backward", "the columns with a gradient", width_of(&slot.shape), held.written)?;
+            }
+            _ => {}
+        }
+        Ok(self.take(slot.id))
     }
 
     fn take(&mut self, id: TensorId) -> Option<Tensor> {
@@ -257,10 +325,49 @@ impl Gradients {
         match self.held.get_mut(&slot.id) {
             Some(held) if !held.stale => held.gradient.add_in_place(&gradient),
             _ => {
-                self.held.insert(slot.id, Held { gradient, stale: false });
+                self.held.insert(slot.id, Held { gradient, stale: false, written: 0 });
                 Ok(())
             }
         }
+    }
+
+    /// The gradient of a slot on a graphics card so far, for an operation that adds to it and puts the sum back by
+    /// [`Gradients::put`].
+    pub(crate) fn take_slot(&mut self, slot: &Slot) -> Option<Tensor> {
+        self.take(slot.id)
+    }
+
+    /// Sets the gradient of a slot, in place of what it was.
+    pub(crate) fn put(&mut self, slot: &Slot, gradient: Tensor) {
+        self.held.insert(slot.id, Held { gradient, stale: false, written: 0 });
+    }
+
+    /// The lasting place of a weight's gradient on a graphics card, and whether it is to be overwritten rather than added to.
+    pub(crate) fn weight_place(&mut self, slot: &Slot) -> Result<(Tensor, bool)> {
+        let Some(held) = self.held.get_mut(&slot.id) else {
+            return Err(Error::NoGradient { operation: "a weight without a place for its gradient" });
+        };
+        Ok((held.gradient.clone(), std::mem::replace(&mut held.stale, false)))
+    }
+
+    /// Where an operation on a graphics card writes a slot's gradient in bfloat16, all of it: the slot's columns, where it is a
+    /// part. Each slot has one writer.
+    pub(crate) fn place(&mut self, gpu: &Gpu, slot: &Slot, operation: &'static str) -> Result<Tensor> {
+        let (rows, own) = (slot.shape.elements()?.checked_div(width_of(&slot.shape)).unwrap_or(0), width_of(&slot.shape));
+        let Some((width, before)) = slot.columns else {
+            if self.get(slot.id).is_some() {
+                return Err(Error::NoGradient { operation });
+            }
+            let gradient = Tensor::allocate(gpu, Form::Bf16, [rows, own], operation)?;
+            self.put(slot, gradient.clone());
+            return Ok(gradient);
+        };
+        if self.get(slot.id).is_none() {
+            self.put(slot, Tensor::allocate(gpu, Form::Bf16, [rows, width], operation)?);
+        }
+        let Some(held) = self.held.get_mut(&slot.id) else { return Err(Error::NoGradient { operation }) };
+        held.written += own;
+        held.gradient.columns(before..before + own)
     }
 
     /// Lets `write` set (`first`) or add to the elements of a slot's gradient.
@@ -268,12 +375,16 @@ impl Gradients {
         let held = match self.held.entry(slot.id) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(Held { gradient: Tensor::zeros(slot.shape)?, stale: true })
+                entry.insert(Held { gradient: Tensor::zeros(slot.shape)?, stale: true, written: 0 })
             }
         };
         let first = std::mem::replace(&mut held.stale, false);
         write(held.gradient.as_f32_mut()?, first)
     }
+}
+
+fn width_of(shape: &Shape) -> usize {
+    shape.dims().last().copied().unwrap_or(1).max(1)
 }
 
 #[cfg(test)]

@@ -38,6 +38,8 @@ struct CudaStorage {
     form: Form,
     /// The rows are a part of wider ones: their width, and the columns before the part.
     columns: Option<(usize, usize)>,
+    /// The same elements at the same places, rounded to bfloat16: what products read of a weight or a gradient.
+    twin: Option<Buffer>,
 }
 
 /// Where a tensor's rows lie on a graphics card.
@@ -79,9 +81,55 @@ impl Tensor {
 
     /// Rows of a graphics card that an operation has written or will write.
     pub(crate) fn on_cuda(gpu: &Gpu, buffer: Buffer, form: Form, shape: impl Into<Shape>) -> Self {
-        let storage = Storage::Cuda(CudaStorage { gpu: gpu.clone(), buffer, form, columns: None });
+        let storage = Storage::Cuda(CudaStorage { gpu: gpu.clone(), buffer, form, columns: None, twin: None });
         Self { shape: shape.into(), storage, offset: 0, id: TensorId::next() }
     }
+
+    /// The elements from `offset` on of a larger piece of memory.
+    pub(crate) fn starting_at(self, offset: usize) -> Self {
+        Self { offset, ..self }
+    }
+
+    /// The same with `twin`, which holds its elements rounded to bfloat16 or will.
+    pub(crate) fn with_twin(mut self, twin: Buffer) -> Self {
+        if let Storage::Cuda(storage) = &mut self.storage {
+            storage.twin = Some(twin);
+        }
+        self
+    }
+
+    /// The same with the memory of `rounded`, which holds its elements as bfloat16.
+    pub(crate) fn rounded_by(self, rounded: &Self) -> Result<Self> {
+        match &rounded.storage {
+            Storage::Cuda(storage) if rounded.offset == self.offset => Ok(self.with_twin(storage.buffer.clone())),
+            _ => Err(rounded.misplaced("a rounded copy", "a graphics card")),
+        }
+    }
+
+    /// The elements as bfloat16 without gaps, which products read: itself, its twin, or rounded now.
+    pub(crate) fn operand(&self, gpu: &Gpu, operation: &'static str) -> Result<Self> {
+        let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced(operation, "a graphics card")) };
+        if storage.form == Form::Bf16 && storage.columns.is_none() {
+            return Ok(self.clone());
+        }
+        if let Some(twin) = &storage.twin {
+            let storage = CudaStorage { buffer: twin.clone(), form: Form::Bf16, twin: None, ..storage.clone() };
+            return Ok(Self { storage: Storage::Cuda(storage), ..self.clone() });
+        }
+        let (rows, width) = (self.rows(), self.width());
+        let out = Self::allocate(gpu, Form::Bf16, [rows, width], operation)?;
+        let from = self.cuda(operation, Form::F32)?;
+        ironloom_kernels::convert(gpu, from, out.cuda(operation, Form::Bf16)?, Form::Bf16, rows, width)?;
+        Ok(Self { id: self.id, ..out }.reshape(self.shape)?)
+    }
+
+    /// Where the twin's elements lie, if there is one.
+    pub(crate) fn twin_slice(&self) -> Result<Option<Slice<'_>>> {
+        let Storage::Cuda(CudaStorage { twin: Some(twin), .. }) = &self.storage else { return Ok(None) };
+        let start = self.offset * 2;
+        Ok(Some(twin.part(start, twin.bytes().saturating_sub(start))?))
+    }
+
 
     /// Memory of a pass for `[rows, width]`.
     pub(crate) fn allocate(gpu: &Gpu, form: Form, [rows, width]: [usize; 2], operation: &'static str) -> Result<Self> {
@@ -151,6 +199,19 @@ impl Tensor {
 
     /// Adds the elements of `other`, of which there are as many.
     pub(crate) fn add_in_place(&mut self, other: &Self) -> Result<()> {
+        const NAME: &str = "adding a gradient";
+        let elements = self.shape.elements()?;
+        if let Storage::Cuda(storage) = &mut self.storage {
+            // What was rounded before is old now.
+            storage.twin = None;
+            let (gpu, form) = (storage.gpu.clone(), other.form().unwrap_or(Form::F32));
+            if !storage.buffer.is_unique() {
+                let copy = gpu.allocate(4 * elements, NAME)?;
+                gpu.copy(copy.slice(), storage.buffer.part(4 * self.offset, 4 * elements)?)?;
+                (storage.buffer, self.offset) = (copy, 0);
+            }
+            return Ok(ironloom_kernels::add(&gpu, self.cuda(NAME, Form::F32)?, other.cuda(NAME, form)?, form, elements)?);
+        }
         let terms = other.as_f32()?;
         self.as_f32_mut()?.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
         Ok(())
@@ -251,7 +312,7 @@ impl Tensor {
         Ok(out)
     }
 
-    fn misplaced(&self, operation: &'static str, expected: &'static str) -> Error {
+    pub(crate) fn misplaced(&self, operation: &'static str, expected: &'static str) -> Error {
         Error::Device { operation, expected, found: self.element_name() }
     }
 

@@ -54,13 +54,16 @@ impl Weight {
         Self { form: Form::Cpu(Arc::new(matrix)) }
     }
 
-    /// A weight of single-precision rows on the processor, which has a gradient.
+    /// A weight of single-precision rows, which has a gradient; on a graphics card one of an [`Arena`](crate::Arena).
     ///
     /// # Errors
-    /// `values` are no matrix, or on another device.
+    /// `values` are no matrix, or memory of a graphics card without a rounded copy.
     pub fn dense(values: Tensor) -> Result<Self> {
-        expect_count("a dense weight", "the number of dimensions", 2, values.shape().dims().len())?;
-        values.as_f32()?;
+        const NAME: &str = "a dense weight";
+        expect_count(NAME, "the number of dimensions", 2, values.shape().dims().len())?;
+        if values.twin_slice()?.is_none() {
+            values.as_f32()?;
+        }
         Ok(Self { form: Form::Dense(values) })
     }
 

@@ -114,7 +114,7 @@ impl Checkpoints {
             Some(adapter) => peft::save(&unfinished, &adapter)?,
             None => write_trained(trainer.model(), &unfinished, text)?,
         }
-        let tensors = trainer.saved_tensors().into_iter().map(new_tensor).collect();
+        let tensors = trainer.saved_tensors()?.into_iter().map(new_tensor).collect();
         ironloom_weights::safetensors::write(unfinished.join(TENSORS), &Metadata::new(), tensors, &mut |_| {})?;
         let json = serde_json::to_vec_pretty(&state).map_err(|source| error(&unfinished)(source.into()))?;
         replace_file(&unfinished.join(STATE), &json).map_err(error(&unfinished))?;

@@ -71,9 +71,15 @@ pub enum Error {
     /// A model without trainable tensors.
     #[error("nothing in the model is trainable: load it with dense weights, or attach adapters")]
     NothingToTrain,
-    /// Training asked for elsewhere than on the processor.
-    #[error("training runs on the processor only so far, and {device} was chosen: choose the device cpu")]
+    /// A graphics card refused, or failed.
+    #[error(transparent)]
+    Kernels(#[from] ironloom_kernels::Error),
+    /// Training asked for where it does not run.
+    #[error("training runs on the processor and on graphics cards, and {device} was chosen: choose the device cpu or cuda")]
     DeviceNotSupported { device: String },
+    /// An optimizer that runs on the processor only.
+    #[error("the optimizer {optimizer} runs on the processor only so far: choose another, or the device cpu")]
+    OptimizerNotOnCard { optimizer: &'static str },
     /// A routed model that goes to one expert a row and divides its weight by itself.
     #[error(
         "the model sends each row to one expert and normalizes its weight, which is then always 1: the router gets no gradient \

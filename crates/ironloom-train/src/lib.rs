@@ -4,6 +4,7 @@
 //! device, with any number of threads. So nothing here splits a sum by threads, and every state can be saved exactly.
 #![deny(missing_docs)]
 
+mod card;
 mod checkpoint;
 pub mod data;
 mod ema;
@@ -31,4 +32,4 @@ pub use run::Run;
 pub use saved_tensor::{SavedTensor, SavedValues};
 pub use schedule::{Decay, Schedule};
 pub use spike_guard::{SpikeGuard, SpikeGuardOptions, SpikeGuardState, Verdict};
-pub use trainer::{StepReport, Trainer, TrainerOptions, TrainerState, check_device};
+pub use trainer::{StepReport, Trainer, TrainerOptions, TrainerState};

@@ -104,12 +104,18 @@ impl SpikeGuard {
         &self.state
     }
 
+    /// The largest loss that the next step may have; infinity where every finite one is accepted.
+    pub fn limit(&self) -> f64 {
+        match self.mean() {
+            Some(mean) if self.state.accepted >= self.options.settle_steps => self.options.ratio * mean,
+            _ => f64::INFINITY,
+        }
+    }
+
     /// Judges a step before the optimizer takes it. After [`Verdict::RollBack`] the count of refused steps starts again: also
     /// when the checkpoint's own state isn't restored, each new run of refusals gets the same patience.
     pub fn judge(&mut self, loss: f64, gradient_norm: f64) -> Verdict {
-        let settled = self.state.accepted >= self.options.settle_steps;
-        let spiked = settled && self.mean().is_some_and(|mean| loss > self.options.ratio * mean);
-        if loss.is_finite() && gradient_norm.is_finite() && !spiked {
+        if loss.is_finite() && gradient_norm.is_finite() && loss <= self.limit() {
             let mean = self.options.decay * f64::from_bits(self.state.mean_bits) + (1.0 - self.options.decay) * loss;
             self.state =
                 SpikeGuardState { accepted: self.state.accepted + 1, refused_in_a_row: 0, mean_bits: mean.to_bits() };

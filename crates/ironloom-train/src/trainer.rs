@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, GradientNorm, Result, SavedTensor, SavedValues, Schedule, SpikeGuard, SpikeGuardOptions, SpikeGuardState,
-    Verdict, WeightAverage, clip_factor,
+    Verdict, WeightAverage,
+    card::{CardOptions, CardStep, CardTrainer},
+    clip_factor,
     data::{Batch, counted},
     lora::{LoraAdapter, LoraOptions},
     optimizer::{Optimizer, OptimizerOptions, Parameter, Role, Step},
@@ -115,6 +117,8 @@ pub struct Trainer {
     guard: SpikeGuard,
     gradients: Gradients,
     step: u64,
+    /// What moves the weights of a model on a graphics card.
+    card: Option<Box<CardTrainer>>,
     /// How the adapters are set that are trained, and what their base is called.
     adapters: Option<(LoraOptions, Option<String>)>,
 }
@@ -139,12 +143,12 @@ impl Trainer {
         LoraAdapter::of(&self.model, options.clone(), base.clone()).map(Some)
     }
 
-    /// A trainer of what is trainable in `model`: all of a model of dense weights, the adapters of one with packed ones.
+    /// A trainer of what is trainable in `model`: all of a model of dense weights, the adapters of one with packed ones. It trains
+    /// where the model is; see [`Trainer::to_device`].
     ///
     /// # Errors
     /// Nothing in the model is trainable, its router could learn nothing, or an option is out of its range.
     pub fn new(model: Model, options: TrainerOptions) -> Result<Self> {
-        check_device(model.device())?;
         if model.parameters().is_empty() {
             return Err(Error::NothingToTrain);
         }
@@ -162,7 +166,9 @@ impl Trainer {
         if let Some(norm) = options.max_gradient_norm {
             clip_factor(0.0, norm)?;
         }
-        Ok(Self {
+        let device = model.device().clone();
+        let trainer = Self {
+            card: None,
             optimizer: Optimizer::new(options.optimizer.clone())?,
             average: options.average_decay.map(WeightAverage::new).transpose()?,
             guard: SpikeGuard::new(options.spike_guard.clone())?,
@@ -171,7 +177,23 @@ impl Trainer {
             adapters: None,
             model,
             options,
-        })
+        };
+        trainer.to_device(&device)
+    }
+
+    /// The same on `device`: parameters go to a graphics card, where steps are captured whole and run with products in bfloat16;
+    /// packed weights have to be there. To be called before the first step and before [`Trainer::restore`].
+    ///
+    /// # Errors
+    /// The optimizer does not run there, cuBLASLt is missing, a matrix is not as wide as products there take them, or there is no
+    /// room.
+    pub fn to_device(mut self, device: &Device) -> Result<Self> {
+        if let (Device::Cuda(_), None) = (device, &self.card) {
+            let Self { model, options, .. } = &mut self;
+            let card = CardTrainer::new(model, device, &options.optimizer, options.average_decay)?;
+            self.card = Some(Box::new(card));
+        }
+        Ok(self)
     }
 
     /// The model.
@@ -220,6 +242,10 @@ impl Trainer {
             tokens,
             expert_loads: Vec::new(),
         };
+        if self.card.is_some() {
+            self.step_on_card(batches, total, &mut report)?;
+            return Ok(report);
+        }
         self.gradients.begin_step();
         let device = self.model.device().clone();
         for (number, batch) in batches.iter().enumerate() {
@@ -264,6 +290,31 @@ impl Trainer {
         Ok(report)
     }
 
+    fn step_on_card(&mut self, batches: &[Batch], total: usize, report: &mut StepReport) -> Result<()> {
+        let pass = self.pass();
+        let Self { model, options, guard, card: Some(card), .. } = self else { return Err(Error::NothingToTrain) };
+        let step = CardStep {
+            number: self.step + 1,
+            learning_rate: report.learning_rate,
+            seed: options.seed ^ ((self.step << 20) + 1),
+            loss_limit: guard.limit(),
+            max_gradient_norm: options.max_gradient_norm.unwrap_or(f64::INFINITY),
+        };
+        let constant = CardOptions { pass, average_decay: options.average_decay };
+        let rows: Vec<TrainingRows<'_>> = batches.iter().map(rows).collect();
+        let done = card.step(model, &rows, total, constant, &step)?;
+        report.loss = done.result.loss;
+        report.side_loss = done.result.side_loss;
+        report.gradient_norm = done.result.gradient_norm;
+        report.expert_loads = done.expert_loads;
+        report.moved = done.result.applied == 1;
+        // The card has judged by the same rule; this is to remember it.
+        let verdict = guard.judge(report.loss + report.side_loss, report.gradient_norm);
+        report.rolls_back = verdict == Verdict::RollBack;
+        self.step += 1;
+        Ok(())
+    }
+
     /// Moves every parameter that has a gradient.
     fn update(&mut self, step: &Step, roles: &[Role]) -> Result<()> {
         let Self { model, optimizer, average, gradients, .. } = self;
@@ -298,6 +349,12 @@ impl Trainer {
             return Err(Error::NothingCounts);
         }
         self.swap_average()?;
+        if let Some(card) = &self.card {
+            let rows: Vec<TrainingRows<'_>> = batches.iter().map(rows).collect();
+            let sum = card.evaluate(&self.model, &rows, &self.pass());
+            self.swap_average()?;
+            return Ok(sum? / total as f64);
+        }
         let device = self.model.device().clone();
         let mut sum = 0.0;
         let mut failure = None;
@@ -319,6 +376,9 @@ impl Trainer {
     /// # Errors
     /// The average is of another model.
     pub fn swap_average(&mut self) -> Result<()> {
+        if let Some(card) = &mut self.card {
+            return card.swap_average();
+        }
         let Self { model, average: Some(average), .. } = self else { return Ok(()) };
         let mut failure = None;
         model.update(|name, values| {
@@ -346,10 +406,17 @@ impl Trainer {
     }
 
     /// What the optimizer and the average remember, for a checkpoint.
-    pub fn saved_tensors(&self) -> Vec<SavedTensor<'_>> {
-        let moments = self.optimizer.save().into_iter().map(|tensor| prefixed(OPTIMIZER, tensor));
-        let averages = self.average.iter().flat_map(WeightAverage::save).map(|tensor| prefixed(AVERAGE, tensor));
-        moments.chain(averages).chain(self.exact_norms()).collect()
+    ///
+    /// # Errors
+    /// They are on a graphics card that fails.
+    pub fn saved_tensors(&self) -> Result<Vec<SavedTensor<'_>>> {
+        let (moments, averages) = match &self.card {
+            Some(card) => (card.save()?, card.save_average()?),
+            None => (self.optimizer.save(), self.average.iter().flat_map(WeightAverage::save).collect()),
+        };
+        let moments = moments.into_iter().map(|tensor| prefixed(OPTIMIZER, tensor));
+        let averages = averages.into_iter().map(|tensor| prefixed(AVERAGE, tensor));
+        Ok(moments.chain(averages).chain(self.exact_norms()).collect())
     }
 
     /// Weights that a model's files hold less one, which can't be undone to the bit: they are in a checkpoint as they are, too.
@@ -386,6 +453,13 @@ impl Trainer {
                 return Err(Error::ForeignState { tensor: name, owner: "a training run" });
             }
         }
+        self.step = state.step;
+        self.guard = SpikeGuard::new(self.options.spike_guard.clone())?.with_state(state.guard.clone());
+        if let Some(card) = &mut self.card {
+            card.restore(moments)?;
+            card.restore_average(averages)?;
+            return norms.iter().try_for_each(|(name, exact)| card.set_weights(name, exact));
+        }
         self.optimizer.restore(moments)?;
         self.model.update(|name, values| {
             if let Some(exact) = norms.remove(name) {
@@ -396,20 +470,7 @@ impl Trainer {
         if let Some(average) = &mut self.average {
             average.restore(averages)?;
         }
-        self.step = state.step;
-        self.guard = SpikeGuard::new(self.options.spike_guard.clone())?.with_state(state.guard.clone());
         Ok(())
-    }
-}
-
-/// Fails on a device that training does not run on yet, for a program to say so before it loads a model.
-///
-/// # Errors
-/// The device is not the processor.
-pub fn check_device(device: &Device) -> Result<()> {
-    match device {
-        Device::Cpu(_) => Ok(()),
-        _ => Err(Error::DeviceNotSupported { device: device.describe() }),
     }
 }
 
@@ -427,7 +488,7 @@ fn rows(batch: &Batch) -> TrainingRows<'_> {
     TrainingRows { ids: &batch.ids, targets: &batch.targets, documents: &batch.documents }
 }
 
-fn role(role: ParameterRole) -> Role {
+pub(crate) fn role(role: ParameterRole) -> Role {
     match role {
         ParameterRole::Embedding => Role::Embedding,
         ParameterRole::Head => Role::Head,
@@ -437,7 +498,7 @@ fn role(role: ParameterRole) -> Role {
 }
 
 /// Adds a batch's part to a step's mean loads.
-fn add_loads(sums: &mut Vec<Vec<f32>>, loads: Vec<Vec<f32>>, share: f32) {
+pub(crate) fn add_loads(sums: &mut Vec<Vec<f32>>, loads: Vec<Vec<f32>>, share: f32) {
     if sums.is_empty() {
         sums.extend(loads.iter().map(|layer| vec![0.0; layer.len()]));
     }

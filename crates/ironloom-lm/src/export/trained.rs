@@ -119,7 +119,8 @@ pub fn write_trained(model: &Model, folder: &Path, text: &TextFiles) -> Result<(
         let less_one = config.norms_less_one && info.shape.dims().len() == 1 && info.name.ends_with("norm.weight");
         NewTensor::made(info, move || {
             let less = if less_one { 1.0 } else { 0.0 };
-            Ok(parameter.values.as_f32()?.iter().flat_map(|value| (value - less).to_le_bytes()).collect())
+            let values = parameter.values.clone().into_f32()?;
+            Ok(values.iter().flat_map(|value| (value - less).to_le_bytes()).collect())
         })
     });
     let mut metadata = Metadata::new();

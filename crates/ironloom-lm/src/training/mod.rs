@@ -5,12 +5,18 @@
 //! dense weights, norms and biases ([`Model::make_trainable`]); packed weights are frozen. A block can be run again in the backward
 //! pass instead of keeping what it computed (`checkpoint`): the gradients are the same bits.
 
+mod card;
+
 use ironloom_nn::{AttentionDocuments, Embedding, FeedForward, Linear, RmsNorm};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::{
     Context, Device, Indices, Tape, Tensor, Weight,
-    ops::{self, CrossEntropy, CrossEntropyOptions, RouterLosses},
+    ops::{
+        self, CrossEntropy, CrossEntropyOptions, DocumentBounds, Documents, RouterLosses, Targets,
+    },
 };
+
+pub use card::CardRows;
 
 use crate::{
     Config, Error, Model, Result,
@@ -42,6 +48,22 @@ pub struct TrainingPass {
     pub router: RouterLosses,
     /// Whether blocks are run again in the backward pass instead of keeping what they computed.
     pub checkpoint: bool,
+}
+
+/// The documents of a pass, for as long as a tape keeps them.
+#[derive(Clone)]
+enum HeldDocuments {
+    Lengths(Vec<usize>),
+    Card(DocumentBounds),
+}
+
+impl HeldDocuments {
+    fn documents(&self) -> Documents<'_> {
+        match self {
+            Self::Lengths(lengths) => Documents::Lengths(lengths),
+            Self::Card(bounds) => Documents::Card(bounds),
+        }
+    }
 }
 
 /// What a parameter is, for optimizers that treat kinds differently.
@@ -110,13 +132,29 @@ impl Model {
     /// The documents' lengths or the targets are not the ids', a document is empty or longer than the context, an id or a target is
     /// outside the vocabulary, or the device is not the processor.
     pub fn loss(&self, cx: &Context, rows: &TrainingRows<'_>, pass: &TrainingPass) -> Result<CrossEntropy> {
-        let hidden = self.document_rows(cx, rows, pass)?;
+        self.check_documents(rows)?;
+        let positions: Vec<u32> = rows.documents.iter().flat_map(|&length| 0..length as u32).collect();
+        let (ids, positions) = (Indices::new(cx.device, rows.ids)?, Indices::new(cx.device, &positions)?);
+        let documents = HeldDocuments::Lengths(rows.documents.to_vec());
+        let hidden = self.document_rows(cx, &ids, &positions, &documents, pass)?;
         let options = CrossEntropyOptions { z_loss: pass.z_loss, scale: pass.scale, ..CrossEntropyOptions::default() };
-        Ok(ops::cross_entropy(cx, &hidden, &self.head.weight, rows.targets, &options)?)
+        Ok(ops::cross_entropy(cx, &hidden, &self.head.weight, Targets::Host(rows.targets), &options)?)
     }
 
-    /// The rows after the last norm.
-    fn document_rows(&self, cx: &Context, rows: &TrainingRows<'_>, pass: &TrainingPass) -> Result<Tensor> {
+    /// The loss of the rows that `rows` holds, added to its figures; `pass.scale` and `pass.share` are those it was set with. Under
+    /// a tape it has gradients for what the tape watches.
+    ///
+    /// # Errors
+    /// The model is not on the card of the rows, or the card has no room or fails.
+    pub fn loss_on_card(&self, cx: &Context, rows: &CardRows, pass: &TrainingPass) -> Result<Tensor> {
+        let documents = HeldDocuments::Card(rows.bounds.clone());
+        let hidden = self.document_rows(cx, &rows.ids, &rows.positions, &documents, pass)?;
+        let options = CrossEntropyOptions { z_loss: pass.z_loss, ..CrossEntropyOptions::default() };
+        let targets = Targets::Card(&rows.targets, &rows.figures);
+        Ok(ops::cross_entropy(cx, &hidden, &self.head.weight, targets, &options)?.loss)
+    }
+
+    fn check_documents(&self, rows: &TrainingRows<'_>) -> Result<()> {
         let total: usize = rows.documents.iter().sum();
         if total != rows.ids.len() {
             let (expected, found) = (rows.ids.len(), total);
@@ -130,26 +168,36 @@ impl Model {
                 return Err(Error::ContextFull { limit: self.config.context_length, found: length });
             }
         }
-        let positions: Vec<u32> = rows.documents.iter().flat_map(|&length| 0..length as u32).collect();
-        let (ids, positions) = (Indices::new(cx.device, rows.ids)?, Indices::new(cx.device, &positions)?);
+        Ok(())
+    }
+
+    /// The rows after the last norm.
+    fn document_rows(
+        &self,
+        cx: &Context,
+        ids: &Indices,
+        positions: &Indices,
+        documents: &HeldDocuments,
+        pass: &TrainingPass,
+    ) -> Result<Tensor> {
         let phases = self
             .ropes
             .iter()
-            .map(|(frequencies, factor)| ops::rope_phases(cx, frequencies, *factor, &positions))
+            .map(|(frequencies, factor)| ops::rope_phases(cx, frequencies, *factor, positions))
             .collect::<ironloom_tensor::Result<Vec<_>>>()?;
-        let mut x = self.embedding.forward(cx, &ids)?;
+        let mut x = self.embedding.forward(cx, ids)?;
         for block in &self.blocks {
             let (phases, losses) = (&phases[block.rope], (pass.router, pass.share));
             x = match cx.tape {
                 Some(tape) if pass.checkpoint => {
-                    let (block, phases, lengths) = (block.clone(), phases.clone(), rows.documents.to_vec());
+                    let (block, phases, held) = (block.clone(), phases.clone(), documents.clone());
                     tape.checkpoint(cx, &x, move |cx, x| {
-                        let documents = AttentionDocuments { phases: &phases, lengths: &lengths };
+                        let documents = AttentionDocuments { phases: &phases, documents: held.documents() };
                         block.forward_documents(cx, x, documents, losses).map_err(operation_error)
                     })?
                 }
                 _ => {
-                    let documents = AttentionDocuments { phases, lengths: rows.documents };
+                    let documents = AttentionDocuments { phases, documents: documents.documents() };
                     block.forward_documents(cx, &x, documents, losses)?
                 }
             };
@@ -330,19 +378,19 @@ impl Block {
         documents: AttentionDocuments<'_>,
         losses: (RouterLosses, f32),
     ) -> Result<Tensor> {
-        let after = |norm: &Option<RmsNorm>, y: Tensor| match norm {
-            Some(norm) => norm.forward(cx, &y),
-            None => Ok(y),
-        };
         let normed = self.attention_norm.forward(cx, x)?;
-        let y = after(&self.attention_post_norm, self.attention.forward_documents(cx, &normed, documents)?)?;
-        let x = ops::add(cx, x.clone(), &y)?;
+        let x = match &self.attention_post_norm {
+            Some(norm) => {
+                norm.forward_add(cx, x.clone(), &self.attention.forward_documents(cx, &normed, documents)?)?
+            }
+            None => self.attention.forward_documents_add(cx, x.clone(), &normed, documents)?,
+        };
         let normed = self.feed_forward_norm.forward(cx, &x)?;
         match &self.feed_forward {
-            BlockFeedForward::Dense(block, norm) => {
-                let y = after(norm, block.forward(cx, &normed)?)?;
-                Ok(ops::add(cx, x, &y)?)
+            BlockFeedForward::Dense(block, Some(norm)) => {
+                Ok(norm.forward_add(cx, x, &block.forward(cx, &normed)?)?)
             }
+            BlockFeedForward::Dense(block, None) => Ok(block.forward_add(cx, x, &normed)?),
             BlockFeedForward::Routed(experts) => experts.forward_training(cx, x, &normed, losses),
         }
     }

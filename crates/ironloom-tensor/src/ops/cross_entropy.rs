@@ -12,9 +12,9 @@ use std::{borrow::Cow, sync::OnceLock};
 
 use ironloom_quant::{Product, matmul};
 
-use super::{Disjoint, for_rows, linear::product_back};
+use super::{Disjoint, Figures, for_rows, linear::product_back};
 use crate::{
-    Context, CpuDevice, Error, Result, Tensor, Weight,
+    Context, CpuDevice, Device, Error, Indices, Result, Tensor, Weight,
     error::{expect_count, expect_shape},
     gemm::{Matrix, Write, gemm},
     lanes::{maximum, per_level, softmax_exp, sum},
@@ -37,7 +37,16 @@ impl Default for CrossEntropyOptions {
     }
 }
 
-/// The loss, and figures beside it that have no gradient.
+/// What each row should give.
+#[derive(Clone, Copy, Debug)]
+pub enum Targets<'a> {
+    /// Ids of the vocabulary, or the index to ignore, on the processor.
+    Host(&'a [i64]),
+    /// i32 on a graphics card, negative where none is asked for; and where the loss is scaled and added up.
+    Card(&'a Indices, &'a Figures),
+}
+
+/// The loss, and figures beside it that have no gradient. On a graphics card these are in the [`Figures`], and zeros here.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// `[1]`: scaled, with the z-loss.
@@ -57,17 +66,30 @@ const NAME: &str = "cross entropy";
 ///
 /// # Errors
 /// The head is not as wide as the rows, there are not as many targets as rows, a counted target is no id of the vocabulary, or
-/// the device is not the processor.
+/// the targets are on another device.
 pub fn cross_entropy(
     cx: &Context,
     hidden: &Tensor,
     head: &Weight,
-    targets: &[i64],
+    targets: Targets<'_>,
     options: &CrossEntropyOptions,
 ) -> Result<CrossEntropy> {
-    let cpu = cx.cpu(NAME)?;
     let (n, width, vocabulary) = (hidden.rows(), head.cols(), head.rows());
     expect_shape(NAME, "the hidden rows", [n, width], hidden.shape())?;
+    let (cpu, targets) = match (cx.device, targets) {
+        (Device::Cpu(cpu), Targets::Host(targets)) => (cpu, targets),
+        (Device::Cuda(cuda), Targets::Card(ids, figures)) => {
+            return super::cuda::cross_entropy::cross_entropy(cx, cuda, hidden, head, (ids, figures), options);
+        }
+        (_, Targets::Host(_)) => {
+            let (expected, found) = ("a graphics card", "targets on the processor");
+            return Err(Error::Device { operation: NAME, expected, found });
+        }
+        (_, Targets::Card(..)) => {
+            let (expected, found) = ("the processor", "targets on a graphics card");
+            return Err(Error::Device { operation: NAME, expected, found });
+        }
+    };
     expect_count(NAME, "the number of targets", n, targets.len())?;
     let counted = counted(targets, options.ignore_index, vocabulary)?;
     let (to_hidden, to_head) = match cx.tape {
@@ -351,7 +373,7 @@ mod tests {
             tape.watch(&hidden);
             head.as_dense().inspect(|head| tape.watch(head));
             let cx = Context::training(&device, &tape);
-            let result = cross_entropy(&cx, &hidden, head, &self.targets(), &self.options).unwrap();
+            let result = cross_entropy(&cx, &hidden, head, Targets::Host(&self.targets()), &self.options).unwrap();
             let gradient = Tensor::from_f32(vec![factor], [1]).unwrap();
             tape.backward(&result.loss, gradient, &mut gradients).unwrap();
             let of = |leaf: &Tensor| gradients.get(leaf.id()).map(|gradient| gradient.as_f32().unwrap().to_vec());
@@ -485,13 +507,13 @@ mod tests {
         tape.watch(weight);
         let mut gradients = Gradients::new();
         let cx = Context::training(&device, &tape);
-        let result = cross_entropy(&cx, &hidden, &head, &case.targets(), &case.options).unwrap();
+        let result = cross_entropy(&cx, &hidden, &head, Targets::Host(&case.targets()), &case.options).unwrap();
         tape.backward(&result.loss, Tensor::from_f32(vec![1.0], [1]).unwrap(), &mut gradients).unwrap();
         let (_, [_, expected]) = case.run(1, hidden.as_f32().unwrap(), &head, 1.0);
         assert_eq!(gradients.get(weight.id()).map(|gradient| gradient.as_f32().unwrap()), expected.as_deref());
         assert!(gradients.get(hidden.id()).is_none());
         let alone =
-            cross_entropy(&Context::inference(&device), &hidden, &head, &case.targets(), &case.options).unwrap();
+            cross_entropy(&Context::inference(&device), &hidden, &head, Targets::Host(&case.targets()), &case.options).unwrap();
         assert_eq!((alone.nll_sum, alone.correct), (result.nll_sum, result.correct));
     }
 
@@ -500,7 +522,7 @@ mod tests {
         let (device, head) = (Device::cpu(1), Weight::dense(Tensor::zeros([3, 2]).unwrap()).unwrap());
         let hidden = Tensor::from_f32(vec![1.0; 6], [3, 2]).unwrap();
         let options = CrossEntropyOptions::default();
-        let result = cross_entropy(&Context::inference(&device), &hidden, &head, &[0, 1, 2], &options).unwrap();
+        let result = cross_entropy(&Context::inference(&device), &hidden, &head, Targets::Host(&[0, 1, 2]), &options).unwrap();
         assert_eq!((result.counted, result.correct), (3, 1));
         assert!((result.nll_sum - 3.0 * 3f64.ln()).abs() < 1e-6);
     }
@@ -511,7 +533,7 @@ mod tests {
         let cx = Context::inference(&device);
         let refuse = |hidden: [usize; 2], targets: &[i64]| {
             let (hidden, options) = (Tensor::zeros(hidden).unwrap(), CrossEntropyOptions::default());
-            cross_entropy(&cx, &hidden, &head, targets, &options).unwrap_err().to_string()
+            cross_entropy(&cx, &hidden, &head, Targets::Host(targets), &options).unwrap_err().to_string()
         };
         let error = refuse([2, 2], &[0, 3]);
         assert_eq!(error, "cross entropy: target 3 at row 1 is outside the vocabulary of 3; -100 leaves a row out");

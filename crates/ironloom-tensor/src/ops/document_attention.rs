@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use super::Disjoint;
+use super::{Disjoint, DocumentBounds, rmsnorm, rope};
 use crate::{
     Context, CpuDevice, Error, Result, Tensor,
     error::{expect_count, expect_shape},
@@ -99,6 +99,58 @@ pub fn document_attention(
         });
     }
     Ok(out)
+}
+
+/// The documents that the rows of a pass belong to, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub enum Documents<'a> {
+    /// Their lengths, on the processor.
+    Lengths(&'a [usize]),
+    /// On a graphics card, where they change between the replays of a pass.
+    Card(&'a DocumentBounds),
+}
+
+/// What a training pass does with q, k and v.
+#[derive(Clone, Copy, Debug)]
+pub struct RotatedAttention<'a> {
+    /// Elements of a head.
+    pub head_width: usize,
+    /// The weights of the norms of every head of q and of k, `[head_width]`, and their epsilon, where there are norms.
+    pub norms: Option<([&'a Tensor; 2], f32)>,
+    /// Cosines and sines of the rows' positions, from [`rope_phases`](super::rope_phases).
+    pub phases: &'a Tensor,
+    /// The documents of the rows.
+    pub documents: Documents<'a>,
+    /// Heads, scale and mask.
+    pub options: &'a DocumentAttentionOptions,
+}
+
+/// [`document_attention`] of `q [n, heads * w]` over `k` and `v` (`[n, kv_heads * w]`), the heads of q and k normed where there
+/// are norms, and turned by their positions. Has a gradient for all three and the norms.
+///
+/// # Errors
+/// As [`document_attention`], [`rmsnorm`] and [`rope`], or the documents are on another device than the rows.
+pub fn rotated_attention(cx: &Context, [q, k, v]: [Tensor; 3], rotation: &RotatedAttention<'_>) -> Result<Tensor> {
+    let RotatedAttention { head_width, norms, phases, documents, options } = *rotation;
+    let lengths = match (cx.gpu(), documents) {
+        (Some(gpu), Documents::Card(bounds)) => {
+            return super::cuda::attention::rotated(cx, gpu, [&q, &k, &v], rotation, bounds);
+        }
+        (None, Documents::Lengths(lengths)) => lengths,
+        (gpu, _) => {
+            let places = ["the processor", "a graphics card"];
+            let found = ["documents on a graphics card", "documents on the processor"];
+            let at = usize::from(gpu.is_some());
+            return Err(Error::Device { operation: NAME, expected: places[at], found: found[at] });
+        }
+    };
+    let [mut q, mut k] = [q, k];
+    if let Some(([of_q, of_k], epsilon)) = norms {
+        (q, k) = (rmsnorm(cx, &q, of_q, epsilon)?, rmsnorm(cx, &k, of_k, epsilon)?);
+    }
+    let (q, k) = (rope(cx, q, head_width, phases)?, rope(cx, k, head_width, phases)?);
+    let span = |&length: &usize| DocumentSpan { queries: length, keys: length };
+    document_attention(cx, &q, &k, &v, &lengths.iter().map(span).collect::<Vec<_>>(), options)
 }
 
 /// Queries of a block.

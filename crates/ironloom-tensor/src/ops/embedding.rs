@@ -1,6 +1,7 @@
 //! Rows of a table: `out[i] = table[ids[i]]`, unpacked on look-up, so that a packed table never becomes dense.
 
-use ironloom_kernels::{self as kernels, Form};
+use ironloom_core::DType;
+use ironloom_kernels::{self as kernels, Form, WeightLayout};
 
 use super::rows::add_rows;
 use crate::{Context, Error, Indices, Result, Tensor, Weight};
@@ -12,20 +13,29 @@ use crate::{Context, Error, Indices, Result, Tensor, Weight};
 pub fn embedding(cx: &Context, table: &Weight, ids: &Indices, scale: f32) -> Result<Tensor> {
     const NAME: &str = "embedding";
     if let Some(gpu) = cx.gpu() {
-        cx.without_gradient(NAME)?;
-        let matrix = table.as_cuda(NAME)?;
-        let out = Tensor::allocate(gpu, Form::F32, [ids.len(), matrix.cols], NAME)?;
+        let (vocabulary, width) = (table.rows(), table.cols());
+        let out = Tensor::allocate(gpu, Form::F32, [ids.len(), width], NAME)?;
+        let (slice, layout) = match table.as_dense() {
+            Some(values) => (values.cuda(NAME, Form::F32)?, WeightLayout::Plain(DType::F32)),
+            None => {
+                let matrix = table.as_cuda(NAME)?;
+                (matrix.slice()?, matrix.layout)
+            }
+        };
         let call = kernels::Embedding {
-            table: matrix.slice()?,
-            layout: matrix.layout,
-            rows: matrix.rows,
-            width: matrix.cols,
+            table: slice,
+            layout,
+            rows: vocabulary,
+            width,
             ids: ids.cuda(NAME)?,
             n: ids.len(),
             scale,
             out: out.cuda(NAME, Form::F32)?,
         };
         kernels::embedding(gpu, &call)?;
+        if let Some(table) = table.as_dense() {
+            super::cuda::rows::record_embedding(cx, gpu, table, ids, scale, &out);
+        }
         return Ok(out);
     }
     let (ids, limit) = (ids.cpu(NAME)?, table.rows());

@@ -40,7 +40,6 @@ pub fn gated_activation(cx: &Context, gate: Tensor, up: &Tensor, activation: Act
     let (shape, width) = (*gate.shape(), gate.width());
     if let Some(gpu) = cx.gpu() {
         const NAME: &str = "gated activation";
-        cx.without_gradient(NAME)?;
         let (gate_rows, up_rows) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
         let out = Tensor::allocate(gpu, cx.operand_form(), [gate.rows(), width], NAME)?;
         if gate_rows.form != up_rows.form {
@@ -59,7 +58,9 @@ pub fn gated_activation(cx: &Context, gate: Tensor, up: &Tensor, activation: Act
             activation: activation.kernel(),
         };
         kernels::gated_activation(gpu, &call)?;
-        return out.reshape(shape);
+        let out = out.reshape(shape)?;
+        super::cuda::rows::record_gated_activation(cx, gpu, [&gate, up], activation, &out);
+        return Ok(out);
     }
     let recorded = cx.slots([&gate, up]).map(|slots| (slots, gate.clone()));
     let mut out = gate.into_f32()?;

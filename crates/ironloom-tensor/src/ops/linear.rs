@@ -45,7 +45,9 @@ const NAME: &str = "linear";
 pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, projections: [Projection<'_>; N]) -> Result<[Tensor; N]> {
     projections.iter().try_for_each(|projection| check(x, projection))?;
     if let Device::Cuda(cuda) = cx.device {
-        cx.without_gradient(NAME)?;
+        if in_training(cx, &projections) {
+            return array(super::cuda::linear::many(cx, cuda, x, &projections)?);
+        }
         return on_cuda(cx, cuda, x, projections);
     }
     let (cpu, n) = (cx.cpu(NAME)?, x.rows());
@@ -79,8 +81,10 @@ pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, projections: [Proje
 pub fn linear<'a>(cx: &Context, x: &Tensor, projection: impl Into<Projection<'a>>) -> Result<Tensor> {
     let projection = projection.into();
     if let Device::Cuda(cuda) = cx.device {
-        cx.without_gradient(NAME)?;
         check(x, &projection)?;
+        if in_training(cx, &[projection]) {
+            return super::cuda::linear::single(cx, cuda, None, x, projection);
+        }
         let out = Tensor::allocate(cuda.gpu(), Form::F32, [x.rows(), projection.weight.rows()], NAME)?;
         store(cx, cuda, x, projection, out.cuda(NAME, Form::F32)?, false)?;
         return Ok(out);
@@ -102,8 +106,10 @@ pub fn linear_add<'a>(
     let projection = projection.into();
     expect_shape(NAME, "the residual", [x.rows(), projection.weight.rows()], residual.shape())?;
     let Device::Cuda(cuda) = cx.device else { return add(cx, residual, &linear(cx, x, projection)?) };
-    cx.without_gradient(NAME)?;
     check(x, &projection)?;
+    if in_training(cx, &[projection]) {
+        return super::cuda::linear::single(cx, cuda, Some(&residual), x, projection);
+    }
     let out = owned(cuda.gpu(), residual, NAME)?;
     store(cx, cuda, x, projection, out.cuda(NAME, Form::F32)?, true)?;
     Ok(out)
@@ -167,6 +173,11 @@ pub fn gated_linear(
     }
     let [gate, up] = linear_many(cx, x, [gate, up])?;
     gated_activation(cx, gate, &up, activation)
+}
+
+/// Whether products on a graphics card are those of a training pass: what is recorded, or has dense weights.
+fn in_training(cx: &Context, projections: &[Projection<'_>]) -> bool {
+    cx.tape.is_some() || projections.iter().any(|projection| projection.weight.as_dense().is_some())
 }
 
 /// `out = x W^T`.
@@ -428,7 +439,7 @@ fn many(
 }
 
 /// The matrix as rows of bfloat16; none where it lies so already.
-fn bf16_rows(gpu: &Gpu, matrix: &CudaMatrix) -> Result<Option<Buffer>> {
+pub(super) fn bf16_rows(gpu: &Gpu, matrix: &CudaMatrix) -> Result<Option<Buffer>> {
     if matrix.layout == WeightLayout::Tiles(kernels::TileFormat::Bf16) {
         return Ok(None);
     }

@@ -3,6 +3,7 @@
 mod add;
 mod attention;
 mod cross_entropy;
+mod cuda;
 mod document_attention;
 mod dropout;
 mod embedding;
@@ -20,8 +21,11 @@ mod rows;
 
 pub use add::{add, add_bias, scale};
 pub use attention::{AttentionOptions, AttentionSpan, attention, attention_rows, attention_takes_many_rows};
-pub use cross_entropy::{CrossEntropy, CrossEntropyOptions, cross_entropy};
-pub use document_attention::{DocumentAttentionOptions, DocumentSpan, Mask, document_attention};
+pub use cross_entropy::{CrossEntropy, CrossEntropyOptions, Targets, cross_entropy};
+pub use cuda::figures::{DocumentBounds, Figures, PassNumbers, StepTotals};
+pub use document_attention::{
+    DocumentAttentionOptions, DocumentSpan, Documents, Mask, RotatedAttention, document_attention, rotated_attention,
+};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
 pub use gated_activation::{Activation, gated_activation};
@@ -33,7 +37,7 @@ pub use rmsnorm::{rmsnorm, rmsnorm_add};
 pub use rope::{rope, rope_phases};
 pub use rope_append::{KvRows, KvSpan, RopeAppend, rope_append};
 pub use route_experts::{RouterLosses, Routing, route_experts, router_losses};
-pub use routed_experts::{ExpertWeights, routed_experts};
+pub use routed_experts::{ExpertWeights, RoutedTraining, routed_experts, routed_training};
 pub use rows::{RowWeights, add_gated_rows, concat_rows, gather_rows, scale_rows_by_sigmoid, scatter_add_rows};
 
 use std::ops::Range;

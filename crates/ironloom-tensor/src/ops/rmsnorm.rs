@@ -22,7 +22,6 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
     }
     expect_shape("rmsnorm", "the weight", [width], weight.shape())?;
     if let Some(gpu) = cx.gpu() {
-        cx.without_gradient("rmsnorm")?;
         let form = cx.operand_form();
         let (rows, place) = (x.rows(), x.cuda_rows("rmsnorm")?);
         if place.form != Form::F32 {
@@ -41,7 +40,9 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
             epsilon,
         };
         kernels::rmsnorm(gpu, &call)?;
-        return out.reshape(*x.shape());
+        let out = out.reshape(*x.shape())?;
+        super::cuda::rows::record_rmsnorm(cx, gpu, x, weight, epsilon, &out);
+        return Ok(out);
     }
     let (cpu, input, factors) = (cx.cpu("rmsnorm")?, x.as_f32()?, weight.as_f32()?);
     let mut out = vec![0.0; input.len()];
@@ -78,9 +79,10 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
 pub fn rmsnorm_add(cx: &Context, residual: Tensor, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
     const NAME: &str = "rmsnorm and add";
     let Some(gpu) = cx.gpu() else { return add(cx, residual, &rmsnorm(cx, x, weight, epsilon)?) };
-    cx.without_gradient(NAME)?;
     expect_shape(NAME, "the rows to norm", *residual.shape(), x.shape())?;
     expect_shape(NAME, "the weight", [x.width()], weight.shape())?;
+    // What is recorded has to stay what it is known by.
+    let before = cx.tape.map(|_| residual.clone());
     let out = owned(gpu, residual, NAME)?;
     let call = kernels::RmsNormAdd {
         x: x.cuda(NAME, Form::F32)?,
@@ -91,6 +93,9 @@ pub fn rmsnorm_add(cx: &Context, residual: Tensor, x: &Tensor, weight: &Tensor, 
         epsilon,
     };
     kernels::rmsnorm_add(gpu, &call)?;
+    if let Some(before) = before {
+        super::cuda::rows::record_rmsnorm_add(cx, gpu, &before, [x, weight], epsilon, &out);
+    }
     Ok(out)
 }
 

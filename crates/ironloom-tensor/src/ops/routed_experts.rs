@@ -7,8 +7,8 @@
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Slice, WeightLayout};
 
 use super::{
-    Activation, Norm, Projection, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear, rmsnorm,
-    route_experts::Place, scatter_add_rows,
+    Activation, Norm, Projection, RouterLosses, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear, rmsnorm,
+    route_experts, route_experts::Place, router_losses, scatter_add_rows,
 };
 use crate::{
     Context, Error, Path, Result, Tensor, Weight,
@@ -25,6 +25,40 @@ pub struct ExpertWeights<'a> {
     pub up: &'a Weight,
     /// `[width, inner width]`.
     pub down: &'a Weight,
+}
+
+/// A routed layer of a training pass.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutedTraining<'a> {
+    /// The router's logits, `[n, experts]`.
+    pub logits: &'a Tensor,
+    /// Experts of a row.
+    pub per_row: usize,
+    /// Whether the chosen experts' probabilities are divided by their sum.
+    pub normalize: bool,
+    /// The weights of the router's own losses.
+    pub losses: RouterLosses,
+    /// Their factor; on a graphics card that of the tape's figures.
+    pub scale: f32,
+    /// The experts.
+    pub experts: &'a [ExpertWeights<'a>],
+    /// The gate's activation.
+    pub activation: Activation,
+}
+
+/// `residual [n, width]` plus what the experts that the logits choose make of `x [n, width]`; the router's losses go to the tape.
+/// Has a gradient for all of them and the experts' weights.
+///
+/// # Errors
+/// A shape does not fit, or on a graphics card an expert is packed.
+pub fn routed_training(cx: &Context, residual: Tensor, x: &Tensor, layer: &RoutedTraining<'_>) -> Result<Tensor> {
+    if let Some(gpu) = cx.gpu() {
+        return super::cuda::experts::routed(cx, gpu, &residual, x, layer);
+    }
+    let RoutedTraining { logits, per_row, normalize, losses, scale, experts, activation } = *layer;
+    let routing = route_experts(cx, logits, per_row, normalize)?;
+    router_losses(cx, logits, &routing, losses, scale)?;
+    Ok(routed_experts(cx, residual, x, &routing, experts, activation, None)?.0)
 }
 
 const NAME: &str = "routed experts";

@@ -33,6 +33,13 @@ pub(super) fn update(
     });
 }
 
+/// `rate / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)`.
+pub(super) fn numbers(options: &AdamWOptions, learning_rate: f32, number: u64) -> (f32, f32) {
+    let (rate, t) = (f64::from(learning_rate), number as f64);
+    let rate = rate / (1.0 - libm::pow(options.beta1, t));
+    (rate as f32, (1.0 / (1.0 - libm::pow(options.beta2, t)).sqrt()) as f32)
+}
+
 /// The numbers of a step, made once in double precision.
 pub(super) struct Rule {
     gradient_factor: f32,
@@ -50,15 +57,16 @@ pub(super) struct Rule {
 
 impl Rule {
     pub(super) fn new(options: &AdamWOptions, step: &Step, parameter: &Parameter<'_>) -> Self {
-        let (rate, t) = (f64::from(step.learning_rate), step.number as f64);
+        let rate = f64::from(step.learning_rate);
         let decay = if parameter.decays { rate * options.weight_decay } else { 0.0 };
+        let (rate, root_factor) = numbers(options, step.learning_rate, step.number);
         Self {
             gradient_factor: step.gradient_factor,
             first_part: (1.0 - options.beta1) as f32,
             second_decay: options.beta2 as f32,
             second_part: (1.0 - options.beta2) as f32,
-            rate: (rate / (1.0 - libm::pow(options.beta1, t))) as f32,
-            root_factor: (1.0 / (1.0 - libm::pow(options.beta2, t)).sqrt()) as f32,
+            rate,
+            root_factor,
             epsilon: options.epsilon as f32,
             decay: decay as f32,
         }

@@ -30,7 +30,11 @@ use ironloom_core::Threads;
 pub use options::{AdamWOptions, LionOptions, MuonOptions, OptimizerOptions, SgdOptions};
 
 use crate::{Error, Result, SavedTensor};
-use state::{State, StateKind};
+pub(crate) use state::{
+    FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, SECOND, SECOND_ABSMAX, SECOND_CODES, StateKind,
+};
+
+use state::State;
 
 /// Parameters with fewer elements keep single-precision states also with 8-bit AdamW: they take no memory worth saving, and norms
 /// and biases move a model most.
@@ -140,7 +144,7 @@ impl Optimizer {
         if step.number == 0 {
             return Err(Error::StepZero);
         }
-        let kind = self.state_kind(parameter, weights.len());
+        let kind = self.options.state_kind(parameter, weights.len());
         let state = match self.states.get_mut(parameter.name) {
             Some(state) => state,
             None => self.states.entry(parameter.name.to_owned()).or_insert_with(|| State::new(kind, weights.len())),
@@ -179,7 +183,7 @@ impl Optimizer {
     /// Bytes that the state of a parameter takes, for a memory plan.
     pub fn planned_bytes(&self, parameter: &Parameter<'_>) -> u64 {
         let elements = parameter.shape.iter().fold(1usize, |product, &dimension| product.saturating_mul(dimension));
-        self.state_kind(parameter, elements).bytes(elements)
+        self.options.state_kind(parameter, elements).bytes(elements)
     }
 
     /// The states for a checkpoint: tensors named `<parameter>.first_moment` and so on, in the order of names.
@@ -196,15 +200,27 @@ impl Optimizer {
         self.states = state::restore(tensors, self.options.name())?;
         Ok(())
     }
+}
 
-    fn state_kind(&self, parameter: &Parameter<'_>, elements: usize) -> StateKind {
-        match &self.options {
-            OptimizerOptions::AdamW8bit(_) if elements >= SMALLEST_8BIT => StateKind::Moments8bit,
-            OptimizerOptions::AdamW(_) | OptimizerOptions::AdamW8bit(_) => StateKind::Moments,
-            OptimizerOptions::Sgd(options) if options.momentum == 0.0 => StateKind::None,
-            OptimizerOptions::Sgd(_) | OptimizerOptions::Lion(_) => StateKind::Momentum,
-            OptimizerOptions::Muon(_) if parameter.role == Role::Matrix => StateKind::Momentum,
-            OptimizerOptions::Muon(_) => StateKind::Moments,
+impl OptimizerOptions {
+    /// What is remembered of a parameter of so many elements.
+    pub(crate) fn state_kind(&self, parameter: &Parameter<'_>, elements: usize) -> StateKind {
+        match self {
+            Self::AdamW8bit(_) if elements >= SMALLEST_8BIT => StateKind::Moments8bit,
+            Self::AdamW(_) | Self::AdamW8bit(_) => StateKind::Moments,
+            Self::Sgd(options) if options.momentum == 0.0 => StateKind::None,
+            Self::Sgd(_) | Self::Lion(_) => StateKind::Momentum,
+            Self::Muon(_) if parameter.role == Role::Matrix => StateKind::Momentum,
+            Self::Muon(_) => StateKind::Moments,
+        }
+    }
+
+    /// For the optimizers that are Adam, in step `number` from 1: `rate / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)`. Else ones.
+    pub(crate) fn adam_numbers(&self, learning_rate: f64, number: u64) -> (f32, f32) {
+        match self {
+            Self::AdamW(options) | Self::AdamW8bit(options) => adamw::numbers(options, learning_rate as f32, number),
+            Self::Muon(options) => adamw::numbers(&options.adamw, learning_rate as f32, number),
+            Self::Sgd(_) | Self::Lion(_) => (1.0, 1.0),
         }
     }
 }

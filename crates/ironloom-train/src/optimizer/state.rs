@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use super::adamw_8bit::BLOCK;
 use crate::{Error, Result, SavedTensor, SavedValues};
 
-const FIRST: &str = "first_moment";
-const SECOND: &str = "second_moment";
-const FIRST_CODES: &str = "first_moment_codes";
-const FIRST_ABSMAX: &str = "first_moment_absmax";
-const SECOND_CODES: &str = "second_moment_codes";
-const SECOND_ABSMAX: &str = "second_moment_absmax";
-const MOMENTUM: &str = "momentum";
+pub(crate) const FIRST: &str = "first_moment";
+pub(crate) const SECOND: &str = "second_moment";
+pub(crate) const FIRST_CODES: &str = "first_moment_codes";
+pub(crate) const FIRST_ABSMAX: &str = "first_moment_absmax";
+pub(crate) const SECOND_CODES: &str = "second_moment_codes";
+pub(crate) const SECOND_ABSMAX: &str = "second_moment_absmax";
+pub(crate) const MOMENTUM: &str = "momentum";
 
 /// What is remembered of one parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,7 @@ pub(super) struct Moments8bit {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StateKind {
+pub(crate) enum StateKind {
     None,
     Moments,
     Moments8bit,

@@ -1,0 +1,434 @@
+//! Routed experts, from the router's logits to the residual stream.
+//!
+//! Nothing of the routing comes to the host: rows are sorted by expert on the card, and each expert's products are tiles of one
+//! launch. An expert's gate and up matrices lie one behind the other in the arena, and experts at equal distances.
+
+use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice};
+
+use super::{
+    super::{Activation, ExpertWeights, RoutedTraining, RouterLosses},
+    rows::columns,
+};
+use crate::{Context, Error, Gradients, Result, Tape, Tensor, Weight, error::expect_shape, tape::Slot};
+
+const NAME: &str = "routed experts";
+
+/// `residual` plus what the experts make of `x`.
+pub(in crate::ops) fn routed(
+    cx: &Context,
+    gpu: &Gpu,
+    residual: &Tensor,
+    x: &Tensor,
+    layer: &RoutedTraining<'_>,
+) -> Result<Tensor> {
+    let RoutedTraining { logits, per_row, normalize, losses, experts, activation, .. } = *layer;
+    let (n, width, count) = (x.rows(), x.width(), experts.len());
+    expect_shape(NAME, "the router's logits", [n, count], logits.shape())?;
+    expect_shape(NAME, "the residual", [n, width], residual.shape())?;
+    let stacks = Stacks::new(experts)?;
+    let inner = stacks.inner;
+    let slots = n * per_row;
+    let numbers = |count: usize| gpu.allocate(4 * count, NAME);
+    let figures = cx.tape.map(|tape| tape.figures(NAME)).transpose()?;
+    let positions = figures.and_then(|figures| figures.positions());
+    let routes = Routes {
+        ids: numbers(slots)?,
+        gates: numbers(slots)?,
+        places: numbers(slots)?,
+        sources: numbers(slots)?,
+        offsets: numbers(count + 1)?,
+    };
+    let route = kernels::RouteExperts {
+        logits: logits.cuda(NAME, Form::F32)?,
+        positions: positions.map(|positions| positions.cuda(NAME)).transpose()?,
+        ids: routes.ids.slice(),
+        gates: routes.gates.slice(),
+        rows: n,
+        experts: count,
+        per_row,
+        normalize,
+    };
+    kernels::route_experts(gpu, &route)?;
+    let sort = kernels::RoutedSort {
+        ids: routes.ids.slice(),
+        places: routes.places.slice(),
+        sources: routes.sources.slice(),
+        offsets: routes.offsets.slice(),
+        rows: n,
+        per_row,
+        experts: count,
+    };
+    kernels::routed_sort(gpu, &sort)?;
+    let shares = Tensor::allocate(gpu, Form::F32, [1, count], NAME)?.reshape([count])?;
+    if let (Some(tape), Some(figures)) = (cx.tape, figures) {
+        let workspace = gpu.allocate(kernels::router_losses_workspace(count), NAME)?;
+        let call = kernels::RouterLosses {
+            logits: logits.cuda(NAME, Form::F32)?,
+            ids: routes.ids.slice(),
+            offsets: routes.offsets.slice(),
+            share: figures.share()?,
+            side_loss: figures.side_loss()?,
+            shares: shares.cuda(NAME, Form::F32)?,
+            workspace: workspace.slice(),
+            rows: n,
+            experts: count,
+            per_row,
+            balance: losses.balance,
+            z: losses.z,
+        };
+        kernels::router_losses(gpu, &call)?;
+        tape.note_expert_shares(shares.clone());
+    }
+
+    let input = x.operand(gpu, NAME)?;
+    let product = |x: Slice<'_>, x_rows, sources, weight, out: &Tensor, outputs, inputs| -> Result<()> {
+        let call = kernels::GroupedProduct {
+            x,
+            x_rows,
+            x_stride: inputs,
+            sources,
+            offsets: routes.offsets.slice(),
+            weight,
+            weight_stride: inputs,
+            expert_stride: stacks.stride,
+            out: out.cuda(NAME, Form::Bf16)?,
+            out_stride: outputs,
+            places: slots,
+            experts: count,
+            outputs,
+            inputs,
+        };
+        Ok(kernels::grouped_product(gpu, &call)?)
+    };
+    let halves = Tensor::allocate(gpu, Form::Bf16, [slots, 2 * inner], NAME)?;
+    let sources = Some(routes.sources.slice());
+    product(input.cuda(NAME, Form::Bf16)?, n, sources, stacks.gate_up()?, &halves, 2 * inner, width)?;
+    let product_of_halves = Tensor::allocate(gpu, Form::Bf16, [slots, inner], NAME)?;
+    let [gate, up] = [halves.columns(0..inner)?, halves.columns(inner..2 * inner)?];
+    let (gate_rows, up_rows) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
+    let gated = kernels::GatedActivation {
+        gate: gate_rows.slice,
+        gate_stride: gate_rows.stride,
+        up: up_rows.slice,
+        up_stride: up_rows.stride,
+        input_form: Form::Bf16,
+        out: product_of_halves.cuda(NAME, Form::Bf16)?,
+        form: Form::Bf16,
+        rows: slots,
+        width: inner,
+        activation: activation.kernel(),
+    };
+    kernels::gated_activation(gpu, &gated)?;
+    let outputs = Tensor::allocate(gpu, Form::Bf16, [slots, width], NAME)?;
+    product(product_of_halves.cuda(NAME, Form::Bf16)?, slots, None, stacks.down()?, &outputs, width, inner)?;
+    drop(product_of_halves);
+    let out = Tensor::allocate(gpu, Form::F32, [n, width], NAME)?;
+    let sum = kernels::RoutedSum {
+        y: outputs.cuda(NAME, Form::Bf16)?,
+        places: routes.places.slice(),
+        gates: Some(routes.gates.slice()),
+        before: Some(residual.cuda(NAME, Form::F32)?),
+        out: out.cuda(NAME, Form::F32)?,
+        form: Form::F32,
+        rows: n,
+        per_row,
+        width,
+    };
+    kernels::routed_sum(gpu, &sum)?;
+
+    let Some((tape, [to_residual, to_x, to_logits])) = cx.slots([residual, x, logits]) else { return Ok(out) };
+    let share = match figures {
+        Some(figures) => figures.clone(),
+        None => return Err(Error::NoGradient { operation: NAME }),
+    };
+    let back = Back {
+        gpu: gpu.clone(),
+        rows: n,
+        width,
+        per_row,
+        normalize,
+        losses,
+        activation,
+        slots: stacks.slots(tape),
+        stacks,
+        routes,
+        shares,
+        input,
+        halves,
+        outputs,
+        logits: logits.clone(),
+    };
+    tape.record(&out, move |gradient, gradients| {
+        if let Some(slot) = &to_residual {
+            gradients.add(slot, gradient.clone())?;
+        }
+        back.run(gradient, share.share()?, [to_x.as_ref(), to_logits.as_ref()], gradients)
+    });
+    Ok(out)
+}
+
+/// Where rows go: `[n, per_row]` experts, weights and places, `[n * per_row]` rows by place, `[experts + 1]` first places.
+struct Routes {
+    ids: Buffer,
+    gates: Buffer,
+    places: Buffer,
+    sources: Buffer,
+    offsets: Buffer,
+}
+
+/// The experts' matrices, at equal distances in one arena.
+struct Stacks {
+    weights: Vec<[Weight; 3]>,
+    inner: usize,
+    /// Elements from one expert to the next.
+    stride: usize,
+}
+
+/// Where the gradients of an expert's gate, up and down go.
+type ExpertSlots = [Option<Slot>; 3];
+
+impl Stacks {
+    fn new(experts: &[ExpertWeights<'_>]) -> Result<Self> {
+        let weights: Vec<[Weight; 3]> = experts
+            .iter()
+            .map(|expert| [expert.gate, expert.up, expert.down].map(Weight::clone))
+            .collect();
+        let Some(first) = weights.first() else {
+            return Err(Error::Count { operation: NAME, what: "the number of experts", expected: 1, found: 0 });
+        };
+        let (inner, width) = (first[0].rows(), first[0].cols());
+        let addresses = weights.iter().map(|expert| {
+            let mut found = [0; 3];
+            for (address, weight) in found.iter_mut().zip(expert) {
+                *address = twin(weight)?.address();
+            }
+            Ok(found)
+        });
+        let addresses = addresses.collect::<Result<Vec<_>>>()?;
+        let bytes = addresses.get(1).map_or(0, |second| second[0].wrapping_sub(addresses[0][0]));
+        let regular = addresses.iter().enumerate().all(|(number, places)| {
+            let moved = |part: usize| addresses[0][part].wrapping_add(number as u64 * bytes) == places[part];
+            moved(0) && moved(1) && moved(2) && places[1] == places[0] + (2 * inner * width) as u64
+        });
+        let alike = weights.iter().all(|[gate, up, down]| {
+            [gate, up].iter().all(|half| (half.rows(), half.cols()) == (inner, width))
+                && (down.rows(), down.cols()) == (width, inner)
+        });
+        if !regular || !alike {
+            let expected = "dense matrices of equal shapes, at equal distances in one arena";
+            return Err(Error::Device { operation: NAME, expected, found: "elsewhere" });
+        }
+        Ok(Self { weights, inner, stride: (bytes / 2) as usize })
+    }
+
+    fn gate_up(&self) -> Result<Slice<'_>> {
+        twin(&self.weights[0][0])
+    }
+
+    fn down(&self) -> Result<Slice<'_>> {
+        twin(&self.weights[0][2])
+    }
+
+    fn slots(&self, tape: &Tape) -> Vec<ExpertSlots> {
+        let slot = |weight: &Weight| weight.as_dense().and_then(|values| tape.slot(values));
+        self.weights.iter().map(|[gate, up, down]| [slot(gate), slot(up), slot(down)]).collect()
+    }
+}
+
+/// A dense weight's rows as bfloat16, and what lies behind them.
+fn twin(weight: &Weight) -> Result<Slice<'_>> {
+    match weight.as_dense().map(Tensor::twin_slice).transpose()?.flatten() {
+        Some(slice) => Ok(slice),
+        None => Err(Error::NoKernel { operation: "training of packed routed experts", device: "a graphics card" }),
+    }
+}
+
+/// What the way back keeps.
+struct Back {
+    gpu: Gpu,
+    rows: usize,
+    width: usize,
+    per_row: usize,
+    normalize: bool,
+    losses: RouterLosses,
+    activation: Activation,
+    slots: Vec<ExpertSlots>,
+    stacks: Stacks,
+    routes: Routes,
+    shares: Tensor,
+    input: Tensor,
+    halves: Tensor,
+    outputs: Tensor,
+    logits: Tensor,
+}
+
+impl Back {
+    fn run(
+        &self,
+        gradient: &Tensor,
+        share: Slice<'_>,
+        [to_x, to_logits]: [Option<&Slot>; 2],
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let (gpu, places, inner) = (&self.gpu, self.rows * self.per_row, self.stacks.inner);
+        let d_outputs = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
+        let d_gates = gpu.allocate(4 * places, NAME)?;
+        let spread = kernels::RoutedSpread {
+            dout: gradient.cuda(NAME, Form::F32)?,
+            y: self.outputs.cuda(NAME, Form::Bf16)?,
+            places: self.routes.places.slice(),
+            gates: self.routes.gates.slice(),
+            dy: d_outputs.cuda(NAME, Form::Bf16)?,
+            dgates: d_gates.slice(),
+            rows: self.rows,
+            per_row: self.per_row,
+            width: self.width,
+        };
+        kernels::routed_spread(gpu, &spread)?;
+        let d_product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
+        self.input_gradient(&d_outputs, self.stacks.down()?, &d_product)?;
+        let d_halves = Tensor::allocate(gpu, Form::Bf16, [places, 2 * inner], NAME)?;
+        let product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
+        let part = |whole: &Tensor, number: usize| whole.columns(number * inner..(number + 1) * inner);
+        let [gate, up] = [part(&self.halves, 0)?, part(&self.halves, 1)?];
+        let [d_gate, d_up] = [part(&d_halves, 0)?, part(&d_halves, 1)?];
+        let gated = kernels::GatedActivationBackward {
+            gate: columns(gate.cuda_rows(NAME)?),
+            up: columns(up.cuda_rows(NAME)?),
+            gradient: columns(d_product.cuda_rows(NAME)?),
+            gate_gradient: columns(d_gate.cuda_rows(NAME)?),
+            up_gradient: columns(d_up.cuda_rows(NAME)?),
+            product: Some(columns(product.cuda_rows(NAME)?)),
+            rows: places,
+            width: inner,
+            activation: self.activation.kernel(),
+        };
+        kernels::gated_activation_backward(gpu, &gated)?;
+        self.weight_gradients(&d_outputs, &product, &d_halves, gradients)?;
+        drop((d_outputs, product, d_product));
+        if let Some(slot) = to_x {
+            let d_places = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
+            self.input_gradient(&d_halves, self.stacks.gate_up()?, &d_places)?;
+            let before = gradients.take_slot(slot);
+            let out = Tensor::allocate(gpu, Form::Bf16, [self.rows, self.width], NAME)?;
+            let sum = kernels::RoutedSum {
+                y: d_places.cuda(NAME, Form::Bf16)?,
+                places: self.routes.places.slice(),
+                gates: None,
+                before: before.as_ref().map(|before| before.cuda(NAME, Form::Bf16)).transpose()?,
+                out: out.cuda(NAME, Form::Bf16)?,
+                form: Form::Bf16,
+                rows: self.rows,
+                per_row: self.per_row,
+                width: self.width,
+            };
+            kernels::routed_sum(gpu, &sum)?;
+            gradients.put(slot, out);
+        }
+        if let Some(slot) = to_logits {
+            let count = self.slots.len();
+            let stride = count.next_multiple_of(8);
+            let d_logits = Tensor::allocate(gpu, Form::F32, [self.rows, count], NAME)?;
+            let rounded = Tensor::allocate(gpu, Form::Bf16, [self.rows, stride], NAME)?;
+            let call = kernels::RouterGradient {
+                logits: self.logits.cuda(NAME, Form::F32)?,
+                ids: self.routes.ids.slice(),
+                dgates: d_gates.slice(),
+                offsets: self.routes.offsets.slice(),
+                shares: self.shares.cuda(NAME, Form::F32)?,
+                share,
+                dlogits: d_logits.cuda(NAME, Form::F32)?,
+                copy: Some((rounded.cuda(NAME, Form::Bf16)?, stride)),
+                rows: self.rows,
+                experts: count,
+                per_row: self.per_row,
+                normalize: self.normalize,
+                balance: self.losses.balance,
+                z: self.losses.z,
+            };
+            kernels::router_gradient(gpu, &call)?;
+            gradients.put(slot, rounded.columns(0..count)?);
+        }
+        Ok(())
+    }
+
+    /// `dx = dy W_e` by place.
+    fn input_gradient(&self, dy: &Tensor, weight: Slice<'_>, dx: &Tensor) -> Result<()> {
+        let call = kernels::GroupedInputGradient {
+            dy: dy.cuda(NAME, Form::Bf16)?,
+            dy_stride: dy.width(),
+            offsets: self.routes.offsets.slice(),
+            weight,
+            weight_stride: dx.width(),
+            expert_stride: self.stacks.stride,
+            dx: dx.cuda(NAME, Form::Bf16)?,
+            dx_stride: dx.width(),
+            places: self.rows * self.per_row,
+            experts: self.slots.len(),
+            outputs: dy.width(),
+            inputs: dx.width(),
+        };
+        Ok(kernels::grouped_input_gradient(&self.gpu, &call)?)
+    }
+
+    fn weight_gradients(
+        &self,
+        d_outputs: &Tensor,
+        product: &Tensor,
+        d_halves: &Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        // All of a kind are written together: none or all of them are learnt.
+        let mut first_places: Vec<(Tensor, bool)> = Vec::new();
+        for slots in &self.slots {
+            for slot in slots {
+                let Some(slot) = slot else { return Ok(()) };
+                let place = gradients.weight_place(slot)?;
+                if first_places.len() < 3 {
+                    first_places.push(place);
+                }
+            }
+        }
+        let [(gate, first), _, (down, _)] = &first_places[..] else { return Ok(()) };
+        let output = if *first { Output::F32 } else { Output::AddF32 };
+        // The inputs by place: rows are picked anew rather than kept.
+        let picked = Tensor::allocate(&self.gpu, Form::Bf16, [self.rows * self.per_row, self.width], NAME)?;
+        // Two numbers in bfloat16 move as one of the kernel's.
+        let gather = kernels::GatherRows {
+            x: self.input.cuda(NAME, Form::Bf16)?,
+            x_rows: self.rows,
+            rows: self.routes.sources.slice(),
+            out: picked.cuda(NAME, Form::Bf16)?,
+            count: self.rows * self.per_row,
+            width: self.width / 2,
+        };
+        kernels::gather_rows(&self.gpu, &gather)?;
+        for (dy, x, place) in [(d_outputs, product, down), (d_halves, &picked, gate)] {
+            let (outputs, inputs, places, experts) =
+                (dy.width(), x.width(), self.rows * self.per_row, self.slots.len());
+            let bytes =
+                kernels::grouped_weight_gradient_workspace(&self.gpu, places, experts, outputs, inputs)?;
+            let workspace = self.gpu.allocate(bytes, NAME)?;
+            // From the first expert's gradient on, over those of the others.
+            let slice = place.cuda(NAME, Form::F32)?;
+            let call = kernels::GroupedWeightGradient {
+                dy: dy.cuda(NAME, Form::Bf16)?,
+                dy_stride: outputs,
+                x: x.cuda(NAME, Form::Bf16)?,
+                x_stride: inputs,
+                offsets: self.routes.offsets.slice(),
+                gradient: slice,
+                gradient_stride: inputs,
+                expert_stride: self.stacks.stride,
+                output,
+                workspace: workspace.slice(),
+                places,
+                experts,
+                outputs,
+                inputs,
+            };
+            kernels::grouped_weight_gradient(&self.gpu, &call)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,558 @@
+//! Training on a graphics card: a whole step, from ids to moved weights, captured once and replayed.
+//!
+//! ```text
+//! the host:  rows, learning rate, limits  →  the card's memory
+//! the card:  passes forward and back ─ norm of the gradient ─ judgement ─ optimizer ─ average      one graph
+//! the host:  loss, norm, whether the weights moved  ←  the card's memory
+//! ```
+//!
+//! Parameters lie in one [`Arena`]; what an optimizer remembers of them lies the same way, in runs of parameters that are
+//! treated alike, so that a run is one kernel. A step that is refused leaves every byte of both as it was, without the host
+//! having been asked. Batches of uneven sizes are filled up with rows that change nothing.
+
+use ironloom_kernels::{
+    self as kernels, Buffer, Gpu, Graph, JudgeStep, ParameterRange, Slice, StepLimits, StepResult,
+    StepValues,
+};
+use ironloom_lm::{CardRows, Model, TrainingPass, TrainingRows};
+use ironloom_tensor::{
+    Arena, Context, Device, Gradients, Tape, Tensor,
+    ops::{Figures, PassNumbers},
+};
+
+use crate::{
+    Error, Result, SavedTensor, SavedValues,
+    optimizer::{OptimizerOptions, Parameter, Role, StateKind},
+};
+
+/// What changes from step to step.
+pub(crate) struct CardStep {
+    /// The step's number, from 1.
+    pub(crate) number: u64,
+    pub(crate) learning_rate: f64,
+    /// Decides what dropout leaves out.
+    pub(crate) seed: u64,
+    pub(crate) loss_limit: f64,
+    pub(crate) max_gradient_norm: f64,
+}
+
+/// What is the same for all steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CardOptions {
+    pub(crate) pass: TrainingPass,
+    pub(crate) average_decay: Option<f64>,
+}
+
+/// What a step came to.
+pub(crate) struct CardReport {
+    pub(crate) result: StepResult,
+    pub(crate) expert_loads: Vec<Vec<f32>>,
+}
+
+/// A model's parameters on a card, and all that moves them.
+#[derive(Debug)]
+pub(crate) struct CardTrainer {
+    device: Device,
+    gpu: Gpu,
+    arena: Arena,
+    parameters: Vec<Named>,
+    optimizer: OptimizerOptions,
+    runs: Vec<StateRun>,
+    average: Option<Average>,
+    gradients: Gradients,
+    figures: Figures,
+    passes: Vec<CardRows>,
+    captured: Option<Captured>,
+    values: Buffer,
+    limits: Buffer,
+    result: Buffer,
+    partial: Buffer,
+}
+
+#[derive(Debug)]
+struct Named {
+    name: String,
+    shape: Vec<usize>,
+    role: Role,
+}
+
+/// Parameters that follow each other and are treated alike.
+#[derive(Debug)]
+struct StateRun {
+    start: usize,
+    elements: usize,
+    decays: bool,
+    state: CardState,
+}
+
+#[derive(Debug)]
+enum CardState {
+    None,
+    Moments([Buffer; 2]),
+    /// Codes and largest values of the first moments, and of the second.
+    Moments8bit([Buffer; 4]),
+    Momentum(Buffer),
+}
+
+#[derive(Debug)]
+struct Average {
+    values: Buffer,
+    decay: f64,
+    /// Whether a step has moved the weights: those after the first are the first average.
+    begun: bool,
+}
+
+#[derive(Debug)]
+struct Captured {
+    graph: Graph,
+    options: CardOptions,
+    /// The share of rows of each expert, by layer and pass.
+    shares: Vec<Vec<Tensor>>,
+}
+
+const NAME: &str = "training";
+/// Rows of a pass are filled up to a multiple of this, so that batches of about one size are one captured step.
+const ROWS: usize = 128;
+
+impl CardTrainer {
+    /// Moves `model`'s parameters to `device`.
+    pub(crate) fn new(
+        model: &mut Model,
+        device: &Device,
+        optimizer: &OptimizerOptions,
+        average_decay: Option<f64>,
+    ) -> Result<Self> {
+        let Device::Cuda(cuda) = device else {
+            return Err(Error::DeviceNotSupported { device: device.describe() });
+        };
+        if matches!(optimizer, OptimizerOptions::Muon(_)) {
+            return Err(Error::OptimizerNotOnCard { optimizer: optimizer.name() });
+        }
+        let gpu = cuda.gpu().clone();
+        let parameters: Vec<Named> = model
+            .parameters()
+            .iter()
+            .map(|parameter| Named {
+                name: parameter.name.clone(),
+                shape: parameter.values.shape().dims().to_vec(),
+                role: crate::trainer::role(parameter.role),
+            })
+            .collect();
+        let arena = model.move_parameters(device)?;
+        let mut gradients = Gradients::new();
+        arena.attach(&mut gradients);
+        let runs = runs(&gpu, &arena, &parameters, optimizer)?;
+        let average = match average_decay {
+            Some(decay) => Some(Average { values: cleared(&gpu, 4 * arena.elements())?, decay, begun: false }),
+            None => None,
+        };
+        let pieces = kernels::sum_of_squares_pieces(arena.elements());
+        Ok(Self {
+            figures: Figures::new(device)?,
+            values: cleared(&gpu, size_of::<StepValues>())?,
+            limits: cleared(&gpu, size_of::<StepLimits>())?,
+            result: cleared(&gpu, size_of::<StepResult>())?,
+            partial: cleared(&gpu, 8 * pieces)?,
+            passes: Vec::new(),
+            captured: None,
+            device: device.clone(),
+            optimizer: optimizer.clone(),
+            gpu,
+            arena,
+            parameters,
+            runs,
+            average,
+            gradients,
+        })
+    }
+
+    /// One step on `batches`, in which `counted` predictions count.
+    pub(crate) fn step(
+        &mut self,
+        model: &Model,
+        batches: &[TrainingRows<'_>],
+        counted: usize,
+        options: CardOptions,
+        step: &CardStep,
+    ) -> Result<CardReport> {
+        self.make_room(model, batches)?;
+        let tokens: usize = batches.iter().map(|batch| batch.ids.len()).sum();
+        for (number, (pass, batch)) in self.passes.iter().zip(batches).enumerate() {
+            let numbers = PassNumbers {
+                seed: step.seed ^ (number as u64 + 1),
+                scale: 1.0 / counted as f32,
+                share: batch.ids.len() as f32 / tokens as f32,
+                ..PassNumbers::default()
+            };
+            pass.set(model, batch, numbers)?;
+        }
+        let (adam_rate, adam_root_factor) = self.optimizer.adam_numbers(step.learning_rate, step.number);
+        let values = StepValues {
+            learning_rate: step.learning_rate as f32,
+            adam_rate,
+            adam_root_factor,
+            gradient_factor: 1.0,
+            apply: 0,
+        };
+        let limits = StepLimits {
+            loss_scale: 1.0 / counted as f64,
+            z_loss: f64::from(options.pass.z_loss),
+            loss_limit: step.loss_limit,
+            max_gradient_norm: step.max_gradient_norm,
+        };
+        let write = |to: &Buffer, bytes: &[u8]| self.gpu.write(to.slice(), bytes);
+        write(&self.values, bytemuck::bytes_of(&values))?;
+        write(&self.limits, bytemuck::bytes_of(&limits))?;
+        match &self.captured {
+            Some(captured) if captured.options == options => captured.graph.replay()?,
+            _ => self.capture(model, options)?,
+        }
+        let mut result = StepResult::default();
+        self.gpu.read(self.result.slice(), bytemuck::bytes_of_mut(&mut result))?;
+        if let (Some(average), true) = (&mut self.average, result.applied == 1) {
+            if !average.begun {
+                self.gpu.copy(average.values.slice(), self.arena.values())?;
+            }
+            average.begun = true;
+        }
+        Ok(CardReport { result, expert_loads: self.expert_loads(batches, tokens)? })
+    }
+
+    /// Memory for as many passes as there are batches, each with room for the largest.
+    fn make_room(&mut self, model: &Model, batches: &[TrainingRows<'_>]) -> Result<()> {
+        let rows = batches.iter().map(|batch| batch.ids.len()).max().unwrap_or(0).next_multiple_of(ROWS);
+        let held = self.passes.first().map_or(0, CardRows::capacity);
+        if self.passes.len() == batches.len() && held >= rows {
+            return Ok(());
+        }
+        // The captured step reads what is let go.
+        self.captured = None;
+        self.passes.clear();
+        for _ in batches {
+            let figures = self.figures.another_pass()?;
+            self.passes.push(CardRows::new(model, rows.max(held), figures)?);
+        }
+        Ok(())
+    }
+
+    /// Does a step, and captures it.
+    fn capture(&mut self, model: &Model, options: CardOptions) -> Result<()> {
+        self.captured = None;
+        let Self { gpu, device, arena, gradients, figures, passes, .. } = self;
+        let (partial, values, limits, result) = (&self.partial, &self.values, &self.limits, &self.result);
+        let (runs, average, optimizer) = (&self.runs, &self.average, &self.optimizer);
+        let captured = gpu.capture(|| -> Result<Vec<Vec<Tensor>>> {
+            gradients.begin_step();
+            figures.clear()?;
+            let mut shares = Vec::with_capacity(passes.len());
+            for pass in passes.iter() {
+                let tape = Tape::on_card(pass.figures().clone());
+                model.watch(&tape);
+                let loss = model.loss_on_card(&Context::training(device, &tape), pass, &options.pass)?;
+                tape.backward(&loss, Tensor::from_f32(vec![1.0], [1])?, gradients)?;
+                shares.push(tape.expert_shares());
+            }
+            arena.clear_unwritten(gradients)?;
+            kernels::sum_of_squares(gpu, arena.gradients(), partial.slice(), arena.elements())?;
+            let judge = JudgeStep {
+                partial: partial.slice(),
+                pieces: kernels::sum_of_squares_pieces(arena.elements()),
+                totals: figures.loss()?,
+                side_losses: Some(figures.side_loss()?),
+                limits: limits.slice(),
+                step: values.slice(),
+                result: result.slice(),
+            };
+            kernels::judge_step(gpu, &judge)?;
+            for run in runs {
+                run.update(gpu, arena, optimizer, values.slice())?;
+            }
+            if let Some(average) = average {
+                let call = kernels::WeightAverage {
+                    average: average.values.slice(),
+                    weights: arena.values(),
+                    step: values.slice(),
+                    decay: average.decay,
+                    count: arena.elements(),
+                };
+                kernels::weight_average(gpu, &call)?;
+            }
+            Ok(shares)
+        });
+        let (graph, shares) = captured?;
+        self.captured = Some(Captured { graph, options, shares });
+        Ok(())
+    }
+
+    /// The share of rows of each expert, the mean over the passes.
+    fn expert_loads(&self, batches: &[TrainingRows<'_>], tokens: usize) -> Result<Vec<Vec<f32>>> {
+        let mut loads: Vec<Vec<f32>> = Vec::new();
+        let Some(captured) = &self.captured else { return Ok(loads) };
+        for (shares, batch) in captured.shares.iter().zip(batches) {
+            let part = batch.ids.len() as f32 / tokens as f32;
+            let of_layers = shares.iter().map(|layer| layer.clone().into_f32()).collect::<ironloom_tensor::Result<Vec<_>>>()?;
+            crate::trainer::add_loads(&mut loads, of_layers, part);
+        }
+        Ok(loads)
+    }
+
+    /// The sum of `-log p` over batches that are not learnt from.
+    pub(crate) fn evaluate(&self, model: &Model, batches: &[TrainingRows<'_>], pass: &TrainingPass) -> Result<f64> {
+        let rows = batches.iter().map(|batch| batch.ids.len()).max().unwrap_or(0).next_multiple_of(ROWS);
+        let figures = Figures::new(&self.device)?;
+        let held = CardRows::new(model, rows, figures.clone())?;
+        for batch in batches {
+            held.set(model, batch, PassNumbers { scale: 1.0, share: 1.0, ..PassNumbers::default() })?;
+            model.loss_on_card(&Context::inference(&self.device), &held, pass)?;
+        }
+        Ok(figures.read()?.loss.nll)
+    }
+
+    /// Exchanges the weights and their average, where there is one.
+    pub(crate) fn swap_average(&mut self) -> Result<()> {
+        let Some(average) = self.average.as_ref().filter(|average| average.begun) else { return Ok(()) };
+        let bytes = 4 * self.arena.elements();
+        let between = self.gpu.allocate(bytes, NAME)?;
+        self.gpu.copy(between.slice(), self.arena.values())?;
+        self.gpu.copy(self.arena.values(), average.values.slice())?;
+        self.gpu.copy(average.values.slice(), between.slice())?;
+        Ok(self.arena.round()?)
+    }
+
+    /// What the optimizer remembers, by the names that [`Optimizer::save`](crate::optimizer::Optimizer::save) gives.
+    pub(crate) fn save(&self) -> Result<Vec<SavedTensor<'static>>> {
+        let mut saved = Vec::new();
+        for (parameter, place) in self.parameters.iter().zip(self.arena.places()) {
+            let Some(run) = self.runs.iter().find(|run| run.holds(place.start)) else { continue };
+            for (name, buffer, kind) in run.state.parts() {
+                let (start, count) = kind.range(place.start - run.start, place.elements);
+                let mut bytes = vec![0; count * kind.bytes()];
+                let from = buffer.part(start * kind.bytes(), bytes.len())?;
+                self.gpu.read(from, &mut bytes)?;
+                let values = match kind {
+                    PartKind::Codes => SavedValues::U8(bytes.into()),
+                    _ => SavedValues::F32(numbers(&bytes).into()),
+                };
+                saved.push(SavedTensor { name: format!("{}.{name}", parameter.name), values });
+            }
+        }
+        Ok(saved)
+    }
+
+    /// The averages, each by its parameter's name.
+    pub(crate) fn save_average(&self) -> Result<Vec<SavedTensor<'static>>> {
+        let Some(average) = self.average.as_ref().filter(|average| average.begun) else { return Ok(Vec::new()) };
+        let saved = self.parameters.iter().zip(self.arena.places()).map(|(parameter, place)| {
+            let mut bytes = vec![0; 4 * place.elements];
+            let from = average.values.part(4 * place.start, bytes.len())?;
+            self.gpu.read(from, &mut bytes)?;
+            Ok(SavedTensor { name: parameter.name.clone(), values: SavedValues::F32(numbers(&bytes).into()) })
+        });
+        saved.collect()
+    }
+
+    /// Takes what [`CardTrainer::save`] or the processor's optimizer gave.
+    pub(crate) fn restore(&mut self, tensors: Vec<SavedTensor<'_>>) -> Result<()> {
+        let owner = self.optimizer.name();
+        for SavedTensor { name, values } in tensors {
+            let foreign = || Error::ForeignState { tensor: name.clone(), owner };
+            let (parameter, part) = name.rsplit_once('.').ok_or_else(foreign)?;
+            let number = self.parameters.iter().position(|known| known.name == parameter).ok_or_else(foreign)?;
+            let place = self.arena.places()[number];
+            let run = self.runs.iter().find(|run| run.holds(place.start)).ok_or_else(foreign)?;
+            let parts = run.state.parts();
+            let (_, buffer, kind) = parts.iter().find(|(known, ..)| *known == part).ok_or_else(foreign)?;
+            let (start, count) = kind.range(place.start - run.start, place.elements);
+            let (bytes, found) = match (&values, kind) {
+                (SavedValues::U8(codes), PartKind::Codes) => (codes.to_vec(), codes.len()),
+                (SavedValues::F32(values), PartKind::Numbers | PartKind::Largest) => {
+                    (bytemuck::cast_slice(values).to_vec(), values.len())
+                }
+                _ => return Err(foreign()),
+            };
+            if found != count {
+                return Err(Error::StateLength { tensor: name.clone(), expected: count, found });
+            }
+            let to = buffer.part(start * kind.bytes(), bytes.len())?;
+            self.gpu.write(to, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Takes averages by their parameters' names.
+    pub(crate) fn restore_average(&mut self, tensors: Vec<SavedTensor<'_>>) -> Result<()> {
+        let Some(average) = &mut self.average else { return Ok(()) };
+        average.begun = !tensors.is_empty();
+        for SavedTensor { name, values } in tensors {
+            let number = self.parameters.iter().position(|known| known.name == name);
+            let (Some(number), SavedValues::F32(values)) = (number, &values) else {
+                return Err(Error::ForeignState { tensor: name, owner: "the average of weights" });
+            };
+            let place = self.arena.places()[number];
+            if values.len() != place.elements {
+                return Err(Error::StateLength { tensor: name, expected: place.elements, found: values.len() });
+            }
+            let to = average.values.part(4 * place.start, 4 * place.elements)?;
+            self.gpu.write(to, bytemuck::cast_slice(values))?;
+        }
+        Ok(())
+    }
+
+    /// Sets the weights of a parameter, before steps go on.
+    pub(crate) fn set_weights(&self, name: &str, values: &[f32]) -> Result<()> {
+        if let Some(number) = self.parameters.iter().position(|known| known.name == name) {
+            self.arena.set(number, values)?;
+            self.arena.round()?;
+        }
+        Ok(())
+    }
+}
+
+/// What a part of a state holds for each element, or for each block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PartKind {
+    Numbers,
+    Codes,
+    Largest,
+}
+
+impl PartKind {
+    fn bytes(self) -> usize {
+        if self == Self::Codes { 1 } else { 4 }
+    }
+
+    /// Where the numbers for `elements` elements from `start` on are, and how many.
+    fn range(self, start: usize, elements: usize) -> (usize, usize) {
+        const BLOCK: usize = kernels::AdamW8bit::BLOCK;
+        match self {
+            Self::Numbers | Self::Codes => (start, elements),
+            Self::Largest => (start / BLOCK, elements.div_ceil(BLOCK)),
+        }
+    }
+}
+
+impl CardState {
+    fn new(gpu: &Gpu, kind: StateKind, elements: usize) -> Result<Self> {
+        let blocks = elements.div_ceil(kernels::AdamW8bit::BLOCK);
+        Ok(match kind {
+            StateKind::None => Self::None,
+            StateKind::Moments => Self::Moments([cleared(gpu, 4 * elements)?, cleared(gpu, 4 * elements)?]),
+            StateKind::Moments8bit => Self::Moments8bit([
+                cleared(gpu, elements)?,
+                cleared(gpu, 4 * blocks)?,
+                cleared(gpu, elements)?,
+                cleared(gpu, 4 * blocks)?,
+            ]),
+            StateKind::Momentum => Self::Momentum(cleared(gpu, 4 * elements)?),
+        })
+    }
+
+    /// The names of its parts as they are saved.
+    fn parts(&self) -> Vec<(&'static str, &Buffer, PartKind)> {
+        use crate::optimizer::{FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, SECOND, SECOND_ABSMAX, SECOND_CODES};
+        match self {
+            Self::None => Vec::new(),
+            Self::Moments([first, second]) => {
+                vec![(FIRST, first, PartKind::Numbers), (SECOND, second, PartKind::Numbers)]
+            }
+            Self::Moments8bit([first, first_largest, second, second_largest]) => vec![
+                (FIRST_CODES, first, PartKind::Codes),
+                (FIRST_ABSMAX, first_largest, PartKind::Largest),
+                (SECOND_CODES, second, PartKind::Codes),
+                (SECOND_ABSMAX, second_largest, PartKind::Largest),
+            ],
+            Self::Momentum(momentum) => vec![(MOMENTUM, momentum, PartKind::Numbers)],
+        }
+    }
+}
+
+impl StateRun {
+    fn holds(&self, start: usize) -> bool {
+        (self.start..self.start + self.elements).contains(&start)
+    }
+
+    /// Moves its parameters, if the step is to be applied.
+    fn update(&self, gpu: &Gpu, arena: &Arena, optimizer: &OptimizerOptions, step: Slice<'_>) -> Result<()> {
+        let range = ParameterRange {
+            weights: arena.values().part(4 * self.start, 4 * self.elements)?,
+            gradient: arena.gradients().part(4 * self.start, 4 * self.elements)?,
+            rounded: Some(arena.operands().part(2 * self.start, 2 * self.elements)?),
+            step,
+            count: self.elements,
+        };
+        let decay = |weight_decay: f64| if self.decays { weight_decay } else { 0.0 };
+        let adam = |options: &crate::optimizer::AdamWOptions| kernels::AdamWRule {
+            beta1: options.beta1,
+            beta2: options.beta2,
+            epsilon: options.epsilon,
+            weight_decay: decay(options.weight_decay),
+        };
+        let launched = match (optimizer, &self.state) {
+            (OptimizerOptions::AdamW(o) | OptimizerOptions::AdamW8bit(o), CardState::Moments([first, second])) => {
+                let call =
+                    kernels::AdamW { range, first: first.slice(), second: second.slice(), rule: adam(o) };
+                kernels::adamw(gpu, &call)
+            }
+            (OptimizerOptions::AdamW8bit(o), CardState::Moments8bit([first, first_absmax, second, second_absmax])) => {
+                let call = kernels::AdamW8bit {
+                    range,
+                    first: first.slice(),
+                    first_absmax: first_absmax.slice(),
+                    second: second.slice(),
+                    second_absmax: second_absmax.slice(),
+                    rule: adam(o),
+                };
+                kernels::adamw_8bit(gpu, &call)
+            }
+            (OptimizerOptions::Sgd(o), state) => {
+                let momentum = if let CardState::Momentum(momentum) = state { Some(momentum.slice()) } else { None };
+                let (mu, nesterov, weight_decay) = (o.momentum, o.nesterov, decay(o.weight_decay));
+                kernels::sgd(gpu, &kernels::Sgd { range, momentum, mu, nesterov, weight_decay })
+            }
+            (OptimizerOptions::Lion(o), CardState::Momentum(momentum)) => {
+                let call = kernels::Lion {
+                    range,
+                    momentum: momentum.slice(),
+                    beta1: o.beta1,
+                    beta2: o.beta2,
+                    weight_decay: decay(o.weight_decay),
+                };
+                kernels::lion(gpu, &call)
+            }
+            _ => return Err(Error::OptimizerNotOnCard { optimizer: optimizer.name() }),
+        };
+        Ok(launched?)
+    }
+}
+
+/// Neighbours in the arena that decay alike and are remembered alike.
+fn runs(gpu: &Gpu, arena: &Arena, parameters: &[Named], optimizer: &OptimizerOptions) -> Result<Vec<StateRun>> {
+    let mut order: Vec<usize> = (0..parameters.len()).collect();
+    order.sort_by_key(|&number| arena.places()[number].start);
+    let mut found: Vec<(usize, usize, bool, StateKind)> = Vec::new();
+    for number in order {
+        let (place, Named { name, shape, role }) = (arena.places()[number], &parameters[number]);
+        let kind = optimizer.state_kind(&Parameter::new(name, shape, *role), place.elements);
+        let end = (place.start + place.elements).next_multiple_of(ironloom_tensor::ARENA_ALIGNMENT);
+        match found.last_mut() {
+            Some(last) if (last.2, last.3) == (place.decays, kind) => last.1 = end,
+            _ => found.push((place.start, end, place.decays, kind)),
+        }
+    }
+    let runs = found.into_iter().map(|(start, end, decays, kind)| {
+        let elements = end - start;
+        Ok(StateRun { start, elements, decays, state: CardState::new(gpu, kind, elements)? })
+    });
+    runs.collect()
+}
+
+fn cleared(gpu: &Gpu, bytes: usize) -> Result<Buffer> {
+    let buffer = gpu.allocate_lasting(bytes, NAME)?;
+    gpu.clear(buffer.slice())?;
+    Ok(buffer)
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
