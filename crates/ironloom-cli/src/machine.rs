@@ -76,6 +76,11 @@ impl DeviceOption {
         })
     }
 
+    /// Whether it is a graphics card.
+    pub(crate) fn is_card(&self) -> bool {
+        self.device != DeviceKind::Cpu
+    }
+
     /// Its name in tables.
     pub(crate) fn name(&self) -> &'static str {
         match self.device {

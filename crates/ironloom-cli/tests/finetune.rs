@@ -237,6 +237,10 @@ fn what_cannot_work_is_refused_with_a_way_out() {
         bench.refused(1, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), parts);
         assert!(!bench.path("out").exists(), "{more:?}");
     }
+    // Before any card is looked for.
+    let arguments = finetune(&["--device", "cuda"]);
+    let parts = ["adapters are trained on the processor", "--device", "--full"];
+    bench.refused(2, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), &parts);
     bench.refused(2, &["export", &model, "folder", "--type", "q8_0"], &["folder", ".gguf"]);
     bench.refused(1, &["export", &model, "x.gguf", "--adapter", "none"], &["none", "adapter_config.json"]);
     // A folder of something else is never replaced.

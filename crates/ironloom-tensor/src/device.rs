@@ -112,6 +112,11 @@ impl Device {
         }
     }
 
+    /// The processor with the same threads: where what a card trains is read and made.
+    pub fn processor(&self) -> Self {
+        Self::Cpu(CpuDevice { threads: self.threads().clone(), level: SimdLevel::detect() })
+    }
+
     /// Waits until everything it was given is done.
     ///
     /// # Errors

@@ -151,17 +151,17 @@ pub fn read_state(checkpoint: &Path) -> Result<RunState> {
     serde_json::from_slice(&bytes).map_err(|source| Error::Read { path, source: source.into() })
 }
 
-/// A trainer that goes on from a checkpoint, and where the data stood. `steps` and the schedule may differ from what the checkpoint was
+/// A trainer on `device` that goes on from a checkpoint, and where the data stood. The model is read on the processor. `steps` and the schedule may differ from what the checkpoint was
 /// made with: a run can be prolonged.
 ///
 /// # Errors
-/// A file is missing or damaged, or `options` have another optimizer.
+/// A file is missing or damaged, `options` have another optimizer, or the device can't train the model ([`Trainer::to_device`]).
 pub fn resume(checkpoint: &Path, device: &Device, options: TrainerOptions) -> Result<(Trainer, Cursor)> {
     let stored = ironloom_weights::open(checkpoint)?;
     let load = LoadOptions { format: WeightFormat::F32, ..LoadOptions::default() };
-    let mut model = Model::load(&stored, device, &load)?;
+    let mut model = Model::load(&stored, &device.processor(), &load)?;
     model.make_trainable()?;
-    restored(Trainer::new(model, options)?, checkpoint)
+    restored(Trainer::new(model, options)?.to_device(device)?, checkpoint)
 }
 
 /// As [`resume`], where adapters of `base` are trained.

@@ -97,9 +97,8 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let options = run_options(&config, title(&arguments.config));
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let resumed = resumed(beginning, &config, &options, console)?;
-    let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
     let device = arguments.machine.open()?;
-    ironloom_train::check_device(&device)?;
+    let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
     let available = arguments.machine.device.available(&device)?;
     let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
     show_plan(&prepared, shown, available, ADVICE, console)?;
@@ -221,7 +220,7 @@ fn resumed(
     }
 }
 
-/// The run with its model's weights.
+/// The run with its model's weights, which are read or made on the processor and then go to the device.
 fn open(
     arguments: &Arguments,
     config: &TrainConfig,
@@ -238,13 +237,13 @@ fn open(
     } else {
         let model = match checkpoint {
             Some(checkpoint) => {
-                let mut model = load(&checkpoint, device, WeightFormat::F32, console)?;
+                let mut model = load(&checkpoint, &device.processor(), WeightFormat::F32, console)?;
                 model.make_trainable()?;
                 model
             }
-            None => Model::untrained(&described, device, training.seed)?,
+            None => Model::untrained(&described, &device.processor(), training.seed)?,
         };
-        let trainer = Trainer::new(model, training)?;
+        let trainer = Trainer::new(model, training)?.to_device(device)?;
         if arguments.overwrite {
             run::remove(&config.output)?;
         }

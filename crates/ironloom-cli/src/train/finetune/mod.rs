@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     console::Console,
-    failure::Outcome,
+    failure::{Outcome, Usage},
     figures::counted,
     interrupt,
     loading::{self, Weights},
@@ -108,11 +108,15 @@ struct Report<'a> {
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     interrupt::install()?;
     let lora = if arguments.full { None } else { Some(arguments.adapters.lora()?) };
+    if lora.is_some() && arguments.machine.device.is_card() {
+        let advice =
+            "adapters are trained on the processor so far: leave out --device, or train all weights with --full";
+        return Err(Usage(advice.to_owned()).into());
+    }
     let Chosen { mut config, length } = options::choose(arguments)?;
     let options = run_options(&config, loading::name(&arguments.model));
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let device = arguments.machine.open()?;
-    ironloom_train::check_device(&device)?;
     // A checkpoint of adapters has no model: theirs is read again.
     let mut prepared = Prepared::new(&config, None, console)?;
     length.set(&mut config, &mut prepared);
@@ -131,27 +135,27 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
         bail!("a fine-tune needs a model");
     };
     let training = config.training.clone();
-    let base = |format| load(&checkpoint, &device, format, console);
+    let adapted = || load(&checkpoint, &device, arguments.adapters.base.into(), console);
     let run = match (&lora, resumed.as_deref()) {
         (None, Some(last)) => {
             Run::resume(&config.output, resume(last, &device, training)?, loader, text.clone(), options)?
         }
         (Some(lora), Some(last)) => {
-            let goes_on = resume_adapters(last, base(arguments.adapters.base.into())?, training)?;
+            let goes_on = resume_adapters(last, adapted()?, training)?;
             warn_of_other_adapters(lora, &goes_on.0, console)?;
             Run::resume(&config.output, goes_on, loader, text.clone(), options)?
         }
         (lora, None) => {
             let trainer = match lora {
                 Some(lora) => {
-                    let (base, name) = (base(arguments.adapters.base.into())?, arguments.model.display().to_string());
+                    let (base, name) = (adapted()?, arguments.model.display().to_string());
                     let adapter = LoraAdapter::new(&base, lora.clone(), Some(name), training.seed)?;
                     Trainer::with_adapters(base, &adapter, training)?
                 }
                 None => {
-                    let mut model = base(WeightFormat::F32)?;
+                    let mut model = load(&checkpoint, &device.processor(), WeightFormat::F32, console)?;
                     model.make_trainable()?;
-                    Trainer::new(model, training)?
+                    Trainer::new(model, training)?.to_device(&device)?
                 }
             };
             if arguments.overwrite {
