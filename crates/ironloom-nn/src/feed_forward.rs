@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{Context, Tensor, ops};
 
-use crate::{Activation, Linear, Result, RmsNorm, linear_many};
+use crate::{Activation, Linear, Result, RmsNorm};
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU or GeGLU, by `activation`).
 #[derive(Clone, Debug)]
@@ -55,10 +55,6 @@ impl FeedForward {
 
     /// `act(gate(x)) * up(x)`, `[n, inner width]`.
     fn inner(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
-        if self.gate.adapter.is_some() || self.up.adapter.is_some() {
-            let [gate, up] = linear_many(cx, x, [&self.gate, &self.up])?;
-            return Ok(ops::gated_activation(cx, gate, &up, self.activation)?);
-        }
         let halves = [self.gate.projection(), self.up.projection()];
         Ok(ops::gated_linear(cx, x, halves, self.activation)?)
     }

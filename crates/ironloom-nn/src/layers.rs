@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{
     Context, Indices, Tensor, Weight,
-    ops::{self, DropoutKey, Norm, Projection},
+    ops::{self, LowRank, Norm, Projection},
 };
 
 use crate::Result;
@@ -55,18 +55,9 @@ impl Adapter {
         Ok(())
     }
 
-    /// `y` plus what the adapter makes of `x`.
-    fn add(&self, cx: &Context, y: Tensor, x: &Tensor) -> Result<Tensor> {
-        let x = match cx.tape {
-            // Without a tape nothing is trained, and nothing is left out.
-            Some(tape) => {
-                let key = DropoutKey { seed: tape.seed(), stream: self.stream };
-                ops::dropout(cx, x.clone(), self.dropout, key)?
-            }
-            None => x.clone(),
-        };
-        let inner = ops::scale(cx, ops::linear(cx, &x, &self.a)?, self.scale)?;
-        Ok(ops::linear_add(cx, y, &inner, &self.b)?)
+    /// What operations take of it.
+    fn low_rank(&self) -> LowRank<'_> {
+        LowRank { a: &self.a, b: &self.b, scale: self.scale, dropout: self.dropout, stream: self.stream }
     }
 }
 
@@ -76,7 +67,7 @@ impl Linear {
     /// # Errors
     /// `x` is not as wide as the weight.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
-        self.adapted(cx, ops::linear(cx, x, self.projection())?, x)
+        Ok(ops::linear(cx, x, self.projection())?)
     }
 
     /// A layer without an adapter.
@@ -84,20 +75,12 @@ impl Linear {
         Self { weight, bias, adapter: None }
     }
 
-    /// `y` plus what the adapter, if there is one, makes of `x`.
-    fn adapted(&self, cx: &Context, y: Tensor, x: &Tensor) -> Result<Tensor> {
-        match &self.adapter {
-            Some(adapter) => adapter.add(cx, y, x),
-            None => Ok(y),
-        }
-    }
-
     /// `residual` `[n, out features]` plus the layer's output.
     ///
     /// # Errors
     /// `x` is not as wide as the weight, or the residual has another shape than the output.
     pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
-        self.adapted(cx, ops::linear_add(cx, residual, x, self.projection())?, x)
+        Ok(ops::linear_add(cx, residual, x, self.projection())?)
     }
 
     /// `residual` plus the layer's output, and `next`'s norm of it.
@@ -111,17 +94,16 @@ impl Linear {
         x: &Tensor,
         next: &RmsNorm,
     ) -> Result<(Tensor, Tensor)> {
-        if self.adapter.is_some() {
-            let sum = self.forward_add(cx, residual, x)?;
-            let normed = next.forward(cx, &sum)?;
-            return Ok((sum, normed));
-        }
         Ok(ops::linear_add_norm(cx, residual, x, self.projection(), next.norm())?)
     }
 
     /// What operations take of it.
     pub(crate) fn projection(&self) -> Projection<'_> {
-        Projection { weight: &self.weight, bias: self.bias.as_ref() }
+        Projection {
+            weight: &self.weight,
+            bias: self.bias.as_ref(),
+            adapter: self.adapter.as_ref().map(|adapter| adapter.low_rank()),
+        }
     }
 }
 
@@ -130,13 +112,7 @@ impl Linear {
 /// # Errors
 /// `x` is not as wide as a weight.
 pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, layers: [&Linear; N]) -> Result<[Tensor; N]> {
-    let mut outs = ops::linear_many(cx, x, layers.map(Linear::projection))?;
-    for (layer, out) in layers.iter().zip(&mut outs) {
-        if let Some(adapter) = &layer.adapter {
-            *out = adapter.add(cx, out.clone(), x)?;
-        }
-    }
-    Ok(outs)
+    Ok(ops::linear_many(cx, x, layers.map(Linear::projection))?)
 }
 
 /// Rows of a table, times a constant.

@@ -106,10 +106,11 @@ impl Tensor {
         }
     }
 
-    /// The elements as bfloat16 without gaps, which products read: itself, its twin, or rounded now.
+    /// The elements as bfloat16, which products read: itself, its twin, or rounded now. Only rows in bfloat16 that are columns of
+    /// wider ones have gaps.
     pub(crate) fn operand(&self, gpu: &Gpu, operation: &'static str) -> Result<Self> {
         let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced(operation, "a graphics card")) };
-        if storage.form == Form::Bf16 && storage.columns.is_none() {
+        if storage.form == Form::Bf16 {
             return Ok(self.clone());
         }
         if let Some(twin) = &storage.twin {

@@ -67,7 +67,7 @@ fn linear_with_bias() {
         &[x, w, bias],
         |cx, inputs| {
             let weight = Weight::dense(inputs[1].clone())?;
-            ops::linear(cx, &inputs[0], ops::Projection { weight: &weight, bias: Some(&inputs[2]) })
+            ops::linear(cx, &inputs[0], ops::Projection { weight: &weight, bias: Some(&inputs[2]), adapter: None })
         },
         |inputs| {
             let out = product(&inputs[0], &inputs[1], 7);

@@ -51,7 +51,7 @@ fn gated_activation() {
 
 fn linear_through(pass: &Pass<'_>, weight: &Weight) -> Made {
     let bias = pass.case.has("bias").then(|| pass.leaf("bias"));
-    let projection = Projection { weight, bias: bias.as_ref() };
+    let projection = Projection { weight, bias: bias.as_ref(), adapter: None };
     let x = pass.leaf("x");
     pass.made(match pass.case.has("residual") {
         true => ops::linear_add(&pass.cx, pass.leaf("residual"), &x, projection).unwrap(),

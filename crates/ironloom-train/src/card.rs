@@ -179,7 +179,7 @@ impl CardTrainer {
         let tokens: usize = batches.iter().map(|batch| batch.ids.len()).sum();
         for (number, (pass, batch)) in self.passes.iter().zip(batches).enumerate() {
             let numbers = PassNumbers {
-                seed: step.seed ^ (number as u64 + 1),
+                seed: step.seed ^ (((step.number - 1) << 20) + number as u64 + 1),
                 scale: 1.0 / counted as f32,
                 share: batch.ids.len() as f32 / tokens as f32,
                 ..PassNumbers::default()

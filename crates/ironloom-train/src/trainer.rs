@@ -296,7 +296,7 @@ impl Trainer {
         let step = CardStep {
             number: self.step + 1,
             learning_rate: report.learning_rate,
-            seed: options.seed ^ ((self.step << 20) + 1),
+            seed: options.seed,
             loss_limit: guard.limit(),
             max_gradient_norm: options.max_gradient_norm.unwrap_or(f64::INFINITY),
         };

@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, Then, WeightLayout};
 use ironloom_quant::{Product, matmul};
 
-use super::{Activation, add, add::owned, add_bias, for_rows, gated_activation, rmsnorm};
+use super::{Activation, DropoutKey, add, add::owned, add_bias, dropout, for_rows, gated_activation, rmsnorm, scale};
 use crate::{
     Context, CpuDevice, CudaDevice, Device, Error, Path, Result, Tensor, Weight,
     error::expect_shape,
@@ -28,11 +28,28 @@ pub struct Projection<'a> {
     pub weight: &'a Weight,
     /// `[rows]`.
     pub bias: Option<&'a Tensor>,
+    /// What is learnt beside a frozen weight.
+    pub adapter: Option<LowRank<'a>>,
+}
+
+/// A low-rank adapter of a product: `y += scale * dropout(x) A^T B^T` (Hu et al., arXiv 2106.09685).
+#[derive(Clone, Copy, Debug)]
+pub struct LowRank<'a> {
+    /// `[rank, cols]`.
+    pub a: &'a Weight,
+    /// `[rows, rank]`.
+    pub b: &'a Weight,
+    /// The factor.
+    pub scale: f32,
+    /// The probability with which an element of `x` is left out under a tape.
+    pub dropout: f32,
+    /// The stream of its random numbers, beside the tape's seed.
+    pub stream: u64,
 }
 
 impl<'a> From<&'a Weight> for Projection<'a> {
     fn from(weight: &'a Weight) -> Self {
-        Self { weight, bias: None }
+        Self { weight, bias: None, adapter: None }
     }
 }
 
@@ -66,8 +83,12 @@ pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, projections: [Proje
     for (projection, out) in projections.iter().zip(outs) {
         let out = Tensor::from_f32(out, [n, projection.weight.rows()])?;
         record(cx, cpu, x, projection.weight, &out);
-        tensors.push(match projection.bias {
+        let out = match projection.bias {
             Some(bias) => add_bias(cx, out, bias)?,
+            None => out,
+        };
+        tensors.push(match projection.adapter {
+            Some(adapter) => add_low_rank(cx, out, x, &adapter)?,
             None => out,
         });
     }
@@ -150,10 +171,10 @@ pub fn gated_linear(
     [gate, up]: [Projection<'_>; 2],
     activation: Activation,
 ) -> Result<Tensor> {
-    if let (Device::Cuda(cuda), Path::Few) = (cx.device, cx.path) {
+    let plain = !in_training(cx, &[gate, up]);
+    if let (Device::Cuda(cuda), Path::Few, true) = (cx.device, cx.path, plain) {
         let (gate_matrix, up_matrix) = (gate.weight.as_cuda(NAME)?, up.weight.as_cuda(NAME)?);
         if let (WeightLayout::Tiles(format), true) = (gate_matrix.layout, gate_matrix.layout == up_matrix.layout) {
-            cx.without_gradient(NAME)?;
             check(x, &gate)?;
             check(x, &up)?;
             let out = Tensor::allocate(cuda.gpu(), Form::Split, [x.rows(), gate_matrix.rows], NAME)?;
@@ -175,9 +196,24 @@ pub fn gated_linear(
     gated_activation(cx, gate, &up, activation)
 }
 
-/// Whether products on a graphics card are those of a training pass: what is recorded, or has dense weights.
+/// Whether products on a graphics card are those of a training pass: what is recorded, has dense weights or an adapter.
 fn in_training(cx: &Context, projections: &[Projection<'_>]) -> bool {
-    cx.tape.is_some() || projections.iter().any(|projection| projection.weight.as_dense().is_some())
+    let learns = |projection: &Projection<'_>| projection.weight.as_dense().is_some() || projection.adapter.is_some();
+    cx.tape.is_some() || projections.iter().any(learns)
+}
+
+/// `y` plus what the adapter makes of `x`.
+fn add_low_rank(cx: &Context, y: Tensor, x: &Tensor, adapter: &LowRank<'_>) -> Result<Tensor> {
+    let x = match cx.tape {
+        // Without a tape nothing is learnt, and nothing is left out.
+        Some(tape) => {
+            let key = DropoutKey { seed: tape.seed(), stream: adapter.stream };
+            dropout(cx, x.clone(), adapter.dropout, key)?
+        }
+        None => x.clone(),
+    };
+    let inner = scale(cx, linear(cx, &x, adapter.a)?, adapter.scale)?;
+    linear_add(cx, y, &inner, adapter.b)
 }
 
 /// `out = x W^T`.

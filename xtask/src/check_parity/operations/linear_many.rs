@@ -79,7 +79,7 @@ impl Layer {
     }
 
     fn projection(&self) -> Projection<'_> {
-        Projection { weight: &self.weight, bias: Some(&self.bias) }
+        Projection { weight: &self.weight, bias: Some(&self.bias), adapter: None }
     }
 
     /// The reference.

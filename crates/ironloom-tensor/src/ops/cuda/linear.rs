@@ -3,12 +3,15 @@
 //! Dense weights that lie one behind the other in their arena (q, k, v; gate, up) are one matrix, in all three products.
 //! Packed weights are frozen: they are unpacked to bfloat16 for the time of a product, on the way back once more.
 
-use std::ops::Range;
+use std::{cell::OnceCell, ops::Range};
 
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Multiply, Operand, Output, Slice, WeightLayout};
 
-use super::super::linear::{Projection, bf16_rows};
-use crate::{Context, CudaDevice, Gradients, Result, Tensor, Weight, tape::Slot};
+use super::{
+    super::linear::{LowRank, Projection, bf16_rows},
+    figures::Figures,
+};
+use crate::{Context, CudaDevice, Error, Gradients, Result, Tensor, Weight, tape::Slot};
 
 const NAME: &str = "linear";
 
@@ -63,8 +66,141 @@ struct Layer {
     to_weight: Option<Slot>,
     bias: Option<Tensor>,
     to_bias: Option<Slot>,
+    adapter: Option<Adapter>,
     /// Of the output.
     columns: Range<usize>,
+}
+
+/// A low-rank adapter beside a layer.
+struct Adapter {
+    a: Weight,
+    b: Weight,
+    slots: [Option<Slot>; 2],
+    scale: f32,
+    /// The probability, where elements are left out, the stream, and the numbers of the pass with the seed.
+    dropout: Option<(f32, u64, Figures)>,
+    /// `dropout(x)` and `scale * dropout(x) A^T`, as a recorded product keeps them.
+    kept: OnceCell<(Tensor, Tensor)>,
+}
+
+impl Adapter {
+    fn new(cx: &Context, adapter: &LowRank<'_>) -> Result<Self> {
+        if !adapter.a.rows().is_multiple_of(8) {
+            let (operation, found) = ("an adapter on a graphics card, by its rank,", adapter.a.rows());
+            return Err(Error::Width { operation, multiple: 8, found });
+        }
+        let slot = |weight: &Weight| cx.tape.and_then(|tape| weight.as_dense().and_then(|values| tape.slot(values)));
+        let dropout = match cx.tape {
+            Some(tape) if adapter.dropout > 0.0 => {
+                Some((adapter.dropout, adapter.stream, tape.figures(NAME)?.clone()))
+            }
+            _ => None,
+        };
+        Ok(Self {
+            a: adapter.a.clone(),
+            b: adapter.b.clone(),
+            slots: [slot(adapter.a), slot(adapter.b)],
+            scale: adapter.scale,
+            dropout,
+            kept: OnceCell::new(),
+        })
+    }
+
+    /// `rows` with elements left out; the same ones each time.
+    fn mask(&self, gpu: &Gpu, rows: &Tensor) -> Result<Tensor> {
+        let Some((probability, stream, figures)) = &self.dropout else { return Ok(rows.clone()) };
+        let (n, width) = (rows.rows(), rows.width());
+        let out = Tensor::allocate(gpu, Form::Bf16, [n, width], NAME)?;
+        let call = kernels::Dropout {
+            x: rows.cuda(NAME, Form::Bf16)?,
+            x_stride: width,
+            out: out.cuda(NAME, Form::Bf16)?,
+            out_stride: width,
+            form: Form::Bf16,
+            seed: figures.seed()?,
+            stream: *stream,
+            probability: *probability,
+            rows: n,
+            width,
+        };
+        kernels::dropout(gpu, &call)?;
+        Ok(out)
+    }
+
+    /// `scale * a b` in bfloat16, `[n, rank]`.
+    fn inner(&self, cuda: &CudaDevice, a: Operand<'_>, b: Operand<'_>, [n, summed]: [usize; 2]) -> Result<Tensor> {
+        let (gpu, rank) = (cuda.gpu(), self.a.rows());
+        let wide = Tensor::allocate(gpu, Form::F32, [n, rank], NAME)?;
+        let out = wide.cuda(NAME, Form::F32)?;
+        let output = Output::F32;
+        cuda.multiply(&Multiply { a, b, out, out_stride: rank, output, start: None, size: [n, rank, summed] })?;
+        kernels::scale(gpu, out, self.scale, n * rank)?;
+        wide.operand(gpu, NAME)
+    }
+
+    /// Adds to the columns `out`, `stride` apart, of a layer's output.
+    fn forward(&self, cuda: &CudaDevice, x: &Tensor, (out, stride, output): (Slice<'_>, usize, Output)) -> Result<()> {
+        let (gpu, n, rank) = (cuda.gpu(), x.rows(), self.a.rows());
+        let masked = self.mask(gpu, x)?;
+        let a = rows_of(gpu, &self.a)?;
+        let b = rows_of(gpu, &self.b)?;
+        let from = Operand::rows(masked.cuda(NAME, Form::Bf16)?, x.width());
+        let inner = self.inner(cuda, from, Operand::columns(a.slice().0, a.slice().1), [n, x.width()])?;
+        let call = Multiply {
+            a: Operand::rows(inner.cuda(NAME, Form::Bf16)?, rank),
+            b: Operand::columns(b.slice().0, b.slice().1),
+            out,
+            out_stride: stride,
+            output,
+            start: Some(out),
+            size: [n, self.b.rows(), rank],
+        };
+        cuda.multiply(&call)?;
+        let _ = self.kept.set((masked, inner));
+        Ok(())
+    }
+
+    /// The gradients of A and B from that of the layer's output; that of `x` in bfloat16.
+    fn back(&self, cuda: &CudaDevice, (dy, stride): (Slice<'_>, usize), gradients: &mut Gradients) -> Result<Option<Tensor>> {
+        let (gpu, rank) = (cuda.gpu(), self.a.rows());
+        let Some((x, inner)) = self.kept.get() else { return Err(Error::NoGradient { operation: NAME }) };
+        let (n, cols) = (x.rows(), x.width());
+        let mut write = |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, [rows, width]: [usize; 2]| -> Result<()> {
+            let Some(slot) = slot else { return Ok(()) };
+            let (place, first) = gradients.weight_place(slot)?;
+            let call = Multiply {
+                a,
+                b,
+                out: place.cuda(NAME, Form::F32)?,
+                out_stride: width,
+                output: if first { Output::F32 } else { Output::AddF32 },
+                start: None,
+                size: [rows, width, n],
+            };
+            cuda.multiply(&call)
+        };
+        let inner = Operand::rows(inner.cuda(NAME, Form::Bf16)?, rank);
+        write(&self.slots[1], Operand::columns(dy, stride), inner, [self.b.rows(), rank])?;
+        let b = rows_of(gpu, &self.b)?;
+        let from = Operand::rows(dy, stride);
+        let d_inner = self.inner(cuda, from, Operand::rows(b.slice().0, b.slice().1), [n, self.b.rows()])?;
+        let d_inner = Operand::rows(d_inner.cuda(NAME, Form::Bf16)?, rank);
+        let of_a = Operand { transposed: true, ..d_inner };
+        write(&self.slots[0], of_a, Operand::rows(x.cuda(NAME, Form::Bf16)?, cols), [rank, cols])?;
+        let a = rows_of(gpu, &self.a)?;
+        let dx = Tensor::allocate(gpu, Form::Bf16, [n, cols], NAME)?;
+        let call = Multiply {
+            a: d_inner,
+            b: Operand::rows(a.slice().0, a.slice().1),
+            out: dx.cuda(NAME, Form::Bf16)?,
+            out_stride: cols,
+            output: Output::Bf16,
+            start: None,
+            size: [n, cols, rank],
+        };
+        cuda.multiply(&call)?;
+        Ok(Some(self.mask(gpu, &dx)?))
+    }
 }
 
 /// Weights that are one matrix `[rows, cols]` of bfloat16.
@@ -116,15 +252,16 @@ impl Layers {
             let columns = column..column + projection.weight.rows();
             column = columns.end;
             let slot = |tensor: &Tensor| cx.tape.and_then(|tape| tape.slot(tensor));
-            Layer {
+            Ok(Layer {
                 weight: projection.weight.clone(),
                 to_weight: projection.weight.as_dense().and_then(slot),
                 bias: projection.bias.cloned(),
                 to_bias: projection.bias.and_then(slot),
+                adapter: projection.adapter.as_ref().map(|adapter| Adapter::new(cx, adapter)).transpose()?,
                 columns,
-            }
+            })
         });
-        Ok(Self { layers: layers.collect() })
+        Ok(Self { layers: layers.collect::<Result<_>>()? })
     }
 
     /// Output features of all.
@@ -171,6 +308,13 @@ impl Layers {
             };
             cuda.multiply(&call)?;
         }
+        for layer in &self.layers {
+            if let Some(adapter) = &layer.adapter {
+                let start = layer.columns.start * element;
+                let columns = place.part(start, place.bytes() - start)?;
+                adapter.forward(cuda, x, (columns, out.width(), output))?;
+            }
+        }
         if self.layers.iter().all(|layer| layer.bias.is_none()) {
             return Ok(());
         }
@@ -197,7 +341,8 @@ impl Layers {
         let Some(tape) = cx.tape else { return };
         let to_x = tape.slot(x);
         let to_residual = residual.and_then(|residual| tape.slot(residual));
-        let learns = self.layers.iter().any(|layer| layer.to_weight.is_some() || layer.to_bias.is_some());
+        let learns = |layer: &Layer| layer.to_weight.is_some() || layer.to_bias.is_some() || layer.adapter.is_some();
+        let learns = self.layers.iter().any(learns);
         if to_x.is_none() && to_residual.is_none() && !learns {
             return;
         }
@@ -213,8 +358,17 @@ impl Layers {
                 self.weight_gradients(&cuda, &rounded, input, gradients)?;
             }
             self.bias_gradients(&cuda, &rounded, gradients)?;
+            let mut of_adapters = Vec::new();
+            for layer in &self.layers {
+                if let Some(adapter) = &layer.adapter {
+                    let whole = rounded.cuda_rows(NAME)?;
+                    let start = 2 * layer.columns.start;
+                    let columns = whole.slice.part(start, whole.slice.bytes() - start)?;
+                    of_adapters.extend(adapter.back(&cuda, (columns, whole.stride), gradients)?);
+                }
+            }
             match &to_x {
-                Some(slot) => self.input_gradient(&cuda, &rounded, slot, gradients),
+                Some(slot) => self.input_gradient(&cuda, &rounded, &of_adapters, slot, gradients),
                 None => Ok(()),
             }
         });
@@ -223,7 +377,7 @@ impl Layers {
     /// `dW (+)= dy^T x`.
     fn weight_gradients(&self, cuda: &CudaDevice, dy: &Tensor, x: &Tensor, gradients: &mut Gradients) -> Result<()> {
         let (n, cols) = (x.rows(), x.width());
-        let dy = (dy.cuda(NAME, Form::Bf16)?, dy.width());
+        let dy = dy.cuda_rows(NAME)?;
         // The places of gradients, of which neighbours are written together.
         let mut places: Vec<(Tensor, bool, Range<usize>)> = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
@@ -243,7 +397,7 @@ impl Layers {
         for (place, first, columns) in places {
             let start = 2 * columns.start;
             let call = Multiply {
-                a: Operand::columns(dy.0.part(start, dy.0.bytes() - start)?, dy.1),
+                a: Operand::columns(dy.slice.part(start, dy.slice.bytes() - start)?, dy.stride),
                 b: Operand::rows(x.cuda(NAME, Form::Bf16)?, cols),
                 out: place.cuda(NAME, Form::F32)?,
                 out_stride: cols,
@@ -258,16 +412,16 @@ impl Layers {
 
     /// `db (+)= sum over rows of dy`.
     fn bias_gradients(&self, cuda: &CudaDevice, dy: &Tensor, gradients: &mut Gradients) -> Result<()> {
-        let (gpu, whole) = (cuda.gpu(), dy.cuda(NAME, Form::Bf16)?);
+        let (gpu, whole) = (cuda.gpu(), dy.cuda_rows(NAME)?);
         for layer in &self.layers {
             let Some(slot) = &layer.to_bias else { continue };
             let (place, first) = gradients.weight_place(slot)?;
             let start = 2 * layer.columns.start;
             let workspace = gpu.allocate(kernels::column_sums_workspace(dy.rows(), layer.columns.len())?, NAME)?;
             let call = kernels::ColumnSums {
-                x: whole.part(start, whole.bytes() - start)?,
+                x: whole.slice.part(start, whole.slice.bytes() - start)?,
                 form: Form::Bf16,
-                stride: dy.width(),
+                stride: whole.stride,
                 workspace: workspace.slice(),
                 out: place.cuda(NAME, Form::F32)?,
                 add: !first,
@@ -279,18 +433,25 @@ impl Layers {
         Ok(())
     }
 
-    /// `dx = dy W`, added to what there is.
-    fn input_gradient(&self, cuda: &CudaDevice, dy: &Tensor, slot: &Slot, gradients: &mut Gradients) -> Result<()> {
+    /// `dx = dy W` plus what adapters give, added to what there is.
+    fn input_gradient(
+        &self,
+        cuda: &CudaDevice,
+        dy: &Tensor,
+        of_adapters: &[Tensor],
+        slot: &Slot,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
         let (gpu, n) = (cuda.gpu(), dy.rows());
         let cols = self.layers.first().map_or(0, |layer| layer.weight.cols());
         let mut sum = gradients.take_slot(slot);
-        let whole = dy.cuda(NAME, Form::Bf16)?;
+        let whole = dy.cuda_rows(NAME)?;
         for joined in self.joined(gpu)? {
             let (weight, stride) = joined.rows.slice();
             let start = 2 * joined.columns.start;
             let next = Tensor::allocate(gpu, Form::Bf16, [n, cols], NAME)?;
             let call = Multiply {
-                a: Operand::rows(whole.part(start, whole.bytes() - start)?, dy.width()),
+                a: Operand::rows(whole.slice.part(start, whole.slice.bytes() - start)?, whole.stride),
                 b: Operand::rows(weight, stride),
                 out: next.cuda(NAME, Form::Bf16)?,
                 out_stride: cols,
@@ -301,9 +462,17 @@ impl Layers {
             cuda.multiply(&call)?;
             sum = Some(next);
         }
-        if let Some(sum) = sum {
-            gradients.put(slot, sum.reshape(slot.shape())?);
+        let Some(mut sum) = sum else { return Ok(()) };
+        if !of_adapters.is_empty() {
+            let wide = Tensor::allocate(gpu, Form::F32, [n, cols], NAME)?;
+            let out = wide.cuda(NAME, Form::F32)?;
+            gpu.clear(out)?;
+            for term in std::iter::once(&sum).chain(of_adapters) {
+                kernels::add(gpu, out, term.cuda(NAME, Form::Bf16)?, Form::Bf16, n * cols)?;
+            }
+            sum = wide.operand(gpu, NAME)?;
         }
+        gradients.put(slot, sum.reshape(slot.shape())?);
         Ok(())
     }
 }
