@@ -111,7 +111,10 @@ fn run(gpu: &Gpu, case: Case) -> Vec<f32> {
     assert!(all.chunks_exact(stride).all(|row| row[vocabulary..].iter().all(|&x| x == 0.0)), "{case:?}: the gap");
     let found: Vec<f32> = all.chunks_exact(stride).flat_map(|row| row[..vocabulary].to_vec()).collect();
     let (slopes, sums) = expected(case, &values, &target_values);
-    let error = relative_error(&found, &slopes);
+    // Beside one large logit a slope is a small difference of numbers near the scale.
+    let size = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = size(&mut found.iter().zip(&slopes).map(|(&found, slope)| f64::from(found) - slope));
+    let error = difference / size(&mut slopes.iter().copied()).max(1e-3 * f64::from(SCALE));
     assert!(error < bound(Form::Bf16), "{case:?}: {error:e}");
     // The probabilities too, beside which the targets' slopes weigh much.
     let others = |values: &mut dyn Iterator<Item = (usize, f64)>| -> Vec<f64> {
