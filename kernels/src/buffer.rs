@@ -141,6 +141,18 @@ const ALIGNMENT: usize = 256;
 /// Sizes from here on are rounded to an eighth of their power of two, so that prompts of nearby lengths share memory.
 const COARSE: usize = 1 << 16;
 
+/// What [`Gpu::allocate`](crate::Gpu::allocate) takes for `bytes` bytes: for plans.
+///
+/// # Errors
+/// The size overflows.
+pub fn pass_bytes(bytes: usize) -> Result<usize> {
+    let step = match bytes {
+        0..COARSE => ALIGNMENT,
+        _ => bytes.checked_next_power_of_two().ok_or(Error::SizeOverflow)? / 16,
+    };
+    bytes.max(1).checked_next_multiple_of(step).ok_or(Error::SizeOverflow)
+}
+
 /// Freed memory by size, for the next of that size.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -160,8 +172,7 @@ impl Pool {
     }
 
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, operation: &'static str) -> Result<Buffer> {
-        let step = if bytes < COARSE { ALIGNMENT } else { bytes.next_power_of_two() / 16 };
-        let taken = bytes.max(1).checked_next_multiple_of(step).ok_or(Error::SizeOverflow)?;
+        let taken = pass_bytes(bytes)?;
         let reused = self.free().get_mut(&taken).and_then(Vec::pop);
         let address = match reused {
             Some(address) => address,

@@ -74,7 +74,7 @@ pub use attention_few::{AttentionFew, FewShape, FewWorkspace, attention_few};
 pub use attention_training::{
     AttentionBounds, AttentionTraining, AttentionTrainingBackward, attention_training, attention_training_backward,
 };
-pub use buffer::{Buffer, Slice};
+pub use buffer::{Buffer, Slice, pass_bytes};
 pub use column_sums::{ColumnSums, column_sums, column_sums_workspace};
 pub use cross_entropy::{CrossEntropy, LogitsBecome, cross_entropy};
 pub use cublaslt::{Algorithm, CublasLt};

@@ -112,7 +112,7 @@ struct Captured {
 
 const NAME: &str = "training";
 /// Rows of a pass are filled up to a multiple of this, so that batches of about one size are one captured step.
-const ROWS: usize = 128;
+pub(crate) const ROWS: usize = 128;
 
 impl CardTrainer {
     /// Moves `model`'s parameters to `device`.

@@ -27,7 +27,7 @@ pub use checkpoint::{Checkpoints, RunState, read_state, resume, resume_adapters,
 pub use ema::WeightAverage;
 pub use error::{Error, Result};
 pub use gradient_norm::{GradientNorm, clip_factor};
-pub use plan::{adapter_memory, training_memory};
+pub use plan::{RunSize, adapter_memory, training_memory};
 pub use run::Run;
 pub use saved_tensor::{SavedTensor, SavedValues};
 pub use schedule::{Decay, Schedule};

@@ -1,23 +1,44 @@
 //! What a run takes in memory, before anything is allocated.
 //!
-//! Of a layer the tape keeps, per token, the rows before both norms and after them, queries, keys, values and what attention
+//! On the processor, of a layer the tape keeps, per token, the rows before both norms and after them, queries, keys, values and what attention
 //! gives, and of each gated block the gate, the other half and their product; with checkpointing the layer's first row, and one
-//! layer's all at a time. The output keeps two rows; logits are made in pieces.
+//! layer's all at a time. The output keeps two rows; logits are made in pieces. What a card keeps is told in `plan/card.rs`.
+
+mod card;
 
 use ironloom_core::MemoryPlan;
 use ironloom_lm::{Config, FeedForwardConfig};
+use ironloom_tensor::Device;
 
 use crate::{Result, TrainerOptions, lora::LoraOptions, optimizer::OptimizerOptions};
 
-/// The memory of training all of a model in single precision, with batches of `tokens` tokens.
-pub fn training_memory(config: &Config, options: &TrainerOptions, tokens: usize) -> MemoryPlan {
+/// The size of what a run puts through a model.
+#[derive(Clone, Copy, Debug)]
+pub struct RunSize {
+    /// Tokens of the largest batch.
+    pub tokens: usize,
+    /// Batches of a step.
+    pub batches: usize,
+    /// Whether the loss on held-out batches, of as many tokens, is measured.
+    pub measures: bool,
+}
+
+/// The memory that training all of a model takes on `device`.
+pub fn training_memory(config: &Config, device: &Device, options: &TrainerOptions, size: RunSize) -> MemoryPlan {
+    match device {
+        Device::Cuda(_) => card::memory(config, options, size),
+        _ => processor_memory(config, options, size.tokens),
+    }
+}
+
+fn processor_memory(config: &Config, options: &TrainerOptions, tokens: usize) -> MemoryPlan {
     // Muon has two moments of the embedding and the head.
     let tables = if config.tied_embeddings { 1 } else { 2 } * (config.vocab_size * config.width) as u64;
     let learnt = learnt(config.parameters(), tables, "weights", options);
     learnt.with(format!("activations of {tokens} tokens"), activations(config, options.checkpointing, tokens as u64))
 }
 
-/// The memory of training adapters beside a frozen model whose weights take `frozen_bytes`, with batches of `tokens` tokens.
+/// The memory of training adapters on the processor beside a frozen model whose weights take `frozen_bytes`, with batches of `tokens` tokens.
 ///
 /// # Errors
 /// The adapters' options don't make sense, or a target names none of the model's layers.
@@ -99,7 +120,7 @@ mod tests {
     fn checkpointing_and_small_moments_take_less() {
         let config = Config::moe_55m();
         let bytes = |options: &TrainerOptions, part: &str| {
-            let plan = training_memory(&config, options, 4096);
+            let plan = processor_memory(&config, options, 4096);
             plan.parts().iter().find(|(name, _)| name.starts_with(part)).map(|(_, bytes)| *bytes)
         };
         let options = TrainerOptions::default();
@@ -127,7 +148,7 @@ mod tests {
             .sum();
         assert_eq!((bytes("frozen weights"), bytes("adapters")), (Some(1000), Some(4 * elements as u64)));
         assert_eq!(bytes("moments"), Some(8 * elements as u64));
-        assert!(plan.total() < training_memory(&config, &TrainerOptions::default(), 512).total() / 4);
+        assert!(plan.total() < processor_memory(&config, &TrainerOptions::default(), 512).total() / 4);
         let wrong = LoraOptions { targets: vec!["lm_head".into()], ..lora };
         assert!(adapter_memory(&config, 0, &wrong, &TrainerOptions::default(), 512).is_err());
     }

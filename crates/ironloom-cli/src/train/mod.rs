@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let resumed = resumed(beginning, &config, &options, console)?;
     let device = arguments.machine.open()?;
-    let prepared = Prepared::new(&config, resumed.as_deref(), console)?;
+    let prepared = Prepared::new(&config, resumed.as_deref(), &device, console)?;
     let available = arguments.machine.device.available(&device)?;
     let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
     show_plan(&prepared, shown, available, ADVICE, console)?;

@@ -15,7 +15,9 @@ use ironloom_lm::{
     export::TextFiles,
     text::{ChatTemplate, Tokenizer, TrainOptions, train_bpe},
 };
+use ironloom_tensor::Device;
 use ironloom_train::{
+    RunSize,
     data::{Batch, EndToken, Loader, OnePass, Overlong, Packing, Share, Source, SourceFormat, Tokenization},
     training_memory,
 };
@@ -80,11 +82,16 @@ struct Text {
 }
 
 impl Prepared {
-    /// Prepares a run that begins anew, or goes on from `resumed`.
+    /// Prepares a run on `device` that begins anew, or goes on from `resumed`.
     ///
     /// # Errors
     /// The model, the tokenizer or the data can't be read or don't fit each other.
-    pub(super) fn new(config: &TrainConfig, resumed: Option<&Path>, console: &Console) -> Result<Self> {
+    pub(super) fn new(
+        config: &TrainConfig,
+        resumed: Option<&Path>,
+        device: &Device,
+        console: &Console,
+    ) -> Result<Self> {
         let checkpoint = match (resumed, &config.model.from) {
             (Some(path), _) => Some(loading::open(path)?),
             (None, Some(path)) => Some(loading::open(path)?),
@@ -114,7 +121,8 @@ impl Prepared {
         }
         let (loader, held_out, sources) = load(config, &sources, &text, described.vocab_size)?;
         let batch_tokens = config.batch.sequence_length * config.batch.rows;
-        let memory = training_memory(&described, &config.training, batch_tokens);
+        let size = RunSize { tokens: batch_tokens, batches: config.batch.accumulate, measures: !held_out.is_empty() };
+        let memory = training_memory(&described, device, &config.training, size);
         let tokens_per_step = batch_tokens * config.batch.accumulate;
         let epoch_rows: usize = loader.rows_in_epoch().iter().sum();
         let plan = Plan {

@@ -22,7 +22,10 @@ mod rows;
 pub use add::{add, add_bias, scale};
 pub use attention::{AttentionOptions, AttentionSpan, attention, attention_rows, attention_takes_many_rows};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOptions, Targets, cross_entropy};
-pub use cuda::figures::{DocumentBounds, Figures, PassNumbers, StepTotals};
+pub use cuda::{
+    cross_entropy::KEPT_LOGITS,
+    figures::{DocumentBounds, Figures, PassNumbers, StepTotals},
+};
 pub use document_attention::{
     DocumentAttentionOptions, DocumentSpan, Documents, Mask, RotatedAttention, document_attention, rotated_attention,
 };

@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let device = arguments.machine.open()?;
     // A checkpoint of adapters has no model: theirs is read again.
-    let mut prepared = Prepared::new(&config, None, console)?;
+    let mut prepared = Prepared::new(&config, None, &device, console)?;
     length.set(&mut config, &mut prepared);
     if let Some(lora) = &lora {
         plan_adapters(arguments, lora, &config, &mut prepared)?;

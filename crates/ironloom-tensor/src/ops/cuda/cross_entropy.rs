@@ -1,6 +1,6 @@
 //! The loss: logits in bfloat16, some rows at a time, that become their own gradient in place.
 //!
-//! Where all logits of a pass fit [`KEPT`] bytes they stay until the backward pass; else each piece is computed again there,
+//! Where all logits of a pass fit [`KEPT_LOGITS`] bytes they stay until the backward pass; else each piece is computed again there,
 //! so that a long pass or a large vocabulary never holds more than that.
 
 use std::ops::Range;
@@ -16,8 +16,8 @@ use crate::{Context, CudaDevice, Error, Gradients, Indices, Result, Tensor, Weig
 
 const NAME: &str = "cross entropy";
 
-/// Bytes of logits that are held at a time.
-const KEPT: usize = 2 << 30;
+/// Bytes of logits that are held at a time on a graphics card.
+pub const KEPT_LOGITS: usize = 2 << 30;
 
 #[derive(Clone)]
 struct Job {
@@ -56,7 +56,7 @@ pub(in crate::ops) fn cross_entropy(
         figures: figures.clone(),
         z_loss: options.z_loss,
         stride,
-        piece: (KEPT / (2 * stride.max(1))).clamp(1, n.max(1)),
+        piece: (KEPT_LOGITS / (2 * stride.max(1))).clamp(1, n.max(1)),
     };
     let keeps = learns && job.piece >= n;
     let mut kept = None;

@@ -1,0 +1,247 @@
+//! What training takes of a graphics card.
+//!
+//! Of a layer, with rows `n` of `w` elements, `q` and `kv` columns of queries and of keys, and a feed-forward block of inner
+//! width `i`, stay until the way back:
+//!
+//! | | elements | bytes each |
+//! |---|---|---|
+//! | the rows before both norms | 2 n w | 4 |
+//! | the rows after them | 2 n w | 2 |
+//! | q, k and v | n (q + 2 kv) | 2 |
+//! | what the attention gives, and its log-sum-exps | n q, n heads | 2, 4 |
+//! | gate and up, their product | 3 n i | 2 |
+//!
+//! With checkpointing the rows before the first norm stay, and all of this is there for one layer at a time. Memory of a pass
+//! serves the next buffer of its own size only, so what a layer's gradients take comes on top.
+
+use ironloom_core::MemoryPlan;
+use ironloom_kernels as kernels;
+use ironloom_lm::{Config, FeedForwardConfig};
+use ironloom_tensor::ops::KEPT_LOGITS;
+
+use super::{FLOAT, RunSize, moments};
+use crate::{TrainerOptions, card::ROWS, optimizer::OptimizerOptions};
+
+/// A number in bfloat16.
+const HALF: usize = 2;
+const WORD: usize = 4;
+/// The most that cuBLASLt asks for.
+const PRODUCTS: u64 = 32 << 20;
+
+pub(super) fn memory(config: &Config, options: &TrainerOptions, size: RunSize) -> MemoryPlan {
+    let parameters = config.parameters();
+    let tables = if config.tied_embeddings { 1 } else { 2 } * (config.vocab_size * config.width) as u64;
+    let mut plan = MemoryPlan::new()
+        .with("weights", FLOAT * parameters)
+        .with("weights in bfloat16", HALF as u64 * parameters)
+        .with("gradients", FLOAT * parameters)
+        .with("moments", moments(parameters, tables, options));
+    if options.average_decay.is_some() {
+        // Weights and average are exchanged through a third piece of memory.
+        plan = plan.with("averaged weights", 2 * FLOAT * parameters);
+    }
+    let rows = size.tokens.next_multiple_of(ROWS);
+    let pass = Pass { config, rows };
+    plan = plan
+        .with(format!("activations of {} tokens", size.tokens), pass.activations(options.checkpointing, size.batches))
+        .with("logits", pass.logits());
+    if size.measures {
+        plan = plan.with("measuring the loss", pass.measuring());
+    }
+    plan.with("workspaces", PRODUCTS + pass.workspace() + optimizer_workspace(config, &options.optimizer))
+}
+
+/// A pass of so many rows.
+struct Pass<'a> {
+    config: &'a Config,
+    rows: usize,
+}
+
+/// The sizes of a part of a pass, in bytes.
+#[derive(Default)]
+struct Part {
+    /// What stays until the way back.
+    kept: u64,
+    /// What is needed on the way there only.
+    passing: u64,
+    /// The gradients on the way back.
+    back: u64,
+}
+
+impl Pass<'_> {
+    fn activations(&self, checkpointing: bool, batches: usize) -> u64 {
+        let config = self.config;
+        let layers: Vec<Part> = config.layers.iter().map(|layer| self.layer(layer.feed_forward)).collect();
+        let largest = |of: fn(&Part) -> u64| layers.iter().map(of).max().unwrap_or(0);
+        let kept = match checkpointing {
+            true => layers.len() as u64 * self.buffer(WORD, config.width) + largest(|layer| layer.kept),
+            false => layers.iter().map(|layer| layer.kept).sum(),
+        };
+        // The rows before the last norm and after it; of each batch its ids, targets, positions, and who sees whom.
+        let ends = self.buffer(WORD, config.width) + self.buffer(HALF, config.width);
+        let mut masks: Vec<_> = config.layers.iter().map(|layer| layer.window).collect();
+        masks.sort_unstable();
+        masks.dedup();
+        let batch = (WORD * self.rows * (3 + 4 * masks.len())) as u64;
+        let phases = config.ropes.len() as u64 * self.buffer(WORD, config.head_width);
+        kept + largest(|layer| layer.passing) + largest(|layer| layer.back) + ends + phases + batches as u64 * batch
+    }
+
+    /// Where all logits of a pass are not kept, those of some of its rows, and of the fewer that are left at its end.
+    fn logits(&self) -> u64 {
+        let row = HALF * self.config.vocab_size.next_multiple_of(8);
+        let piece = (KEPT_LOGITS / row.max(1)).clamp(1, self.rows.max(1));
+        let last = self.rows % piece;
+        bytes(piece, row) + bytes(last, row)
+    }
+
+    /// A pass that keeps nothing.
+    fn measuring(&self) -> u64 {
+        let layers = self.config.layers.iter().map(|layer| {
+            let part = self.layer(layer.feed_forward);
+            part.kept + part.passing
+        });
+        layers.max().unwrap_or(0) + self.buffer(WORD, self.config.width) + self.logits()
+    }
+
+    /// For the embedding's gradient: places and partial sums.
+    fn workspace(&self) -> u64 {
+        let workspace = kernels::embedding_backward_workspace(self.rows, self.config.width);
+        workspace.map_or(u64::MAX, |workspace| workspace as u64)
+    }
+
+    fn layer(&self, feed_forward: FeedForwardConfig) -> Part {
+        let (attention, block) = (self.attention(), self.feed_forward(feed_forward));
+        let Config { width, post_norms, .. } = *self.config;
+        // The gradient of the residual stream, rounded too, and the rounded one before it; that of the rows after a norm.
+        let mut back = self.buffer(WORD, width) + 3 * self.buffer(HALF, width);
+        let mut kept = 2 * (self.buffer(WORD, width) + self.buffer(HALF, width));
+        if post_norms {
+            kept += 2 * self.buffer(WORD, width);
+            back += self.buffer(WORD, width);
+        }
+        Part {
+            kept: kept + attention.kept + block.kept,
+            passing: block.passing,
+            back: back + attention.back + block.back,
+        }
+    }
+
+    fn attention(&self) -> Part {
+        let Config { heads, kv_heads, head_width, qk_norm, .. } = *self.config;
+        let (q, kv) = (heads * head_width, kv_heads * head_width);
+        let mut both = self.buffer(HALF, q + 2 * kv) + self.buffer(HALF, q) + self.buffer(WORD, heads);
+        if qk_norm {
+            both += self.buffer(HALF, q) + self.buffer(HALF, kv);
+        }
+        Part { kept: both, passing: 0, back: both }
+    }
+
+    fn feed_forward(&self, feed_forward: FeedForwardConfig) -> Part {
+        let dense = |inner: usize| self.buffer(HALF, 2 * inner) + self.buffer(HALF, inner);
+        let (experts, width) = match (feed_forward, &self.config.experts) {
+            (FeedForwardConfig::Dense { width }, _) => {
+                return Part { kept: dense(width), passing: 0, back: dense(width) };
+            }
+            (FeedForwardConfig::Routed, None) => return Part::default(),
+            (FeedForwardConfig::Routed, Some(experts)) => (experts, self.config.width),
+        };
+        let (inner, places) = (experts.width, self.rows * experts.per_row);
+        let by_place = |width: usize| bytes(places, HALF * width);
+        let shared = experts.shared.map_or(0, |shared| dense(shared.width));
+        let gated = experts.shared.is_some_and(|shared| shared.gated);
+        // Experts, weights, places and rows of each place; the router's logits; gate and up; what experts give.
+        let kept = 4 * bytes(places, WORD) + self.buffer(WORD, experts.count) + by_place(2 * inner) + by_place(width);
+        // Their product, and the rows with what the shared expert gave.
+        let passing = by_place(inner) + self.buffer(WORD, width);
+        // Gradients of what experts give, of their product with the product again, of gate and up; their inputs picked anew;
+        // the gradients of weights and of the router's logits.
+        let routed = 2 * by_place(width) + 2 * by_place(inner) + by_place(2 * inner) + bytes(places, WORD);
+        let logits = self.buffer(WORD, experts.count) + self.buffer(HALF, experts.count.next_multiple_of(8));
+        Part {
+            kept: kept + shared + if gated { self.buffer(WORD, width) } else { 0 },
+            passing,
+            back: routed + logits + shared,
+        }
+    }
+
+    /// A buffer of `width` numbers a row.
+    fn buffer(&self, number: usize, width: usize) -> u64 {
+        bytes(self.rows, number * width)
+    }
+}
+
+/// What `rows` rows of so many bytes take.
+fn bytes(rows: usize, row: usize) -> u64 {
+    match rows.saturating_mul(row) {
+        0 => 0,
+        bytes => kernels::pass_bytes(bytes).map_or(u64::MAX, |bytes| bytes as u64),
+    }
+}
+
+/// Muon works on one matrix at a time.
+fn optimizer_workspace(config: &Config, optimizer: &OptimizerOptions) -> u64 {
+    if !matches!(optimizer, OptimizerOptions::Muon(_)) {
+        return 0;
+    }
+    let layers = config.linear_layers().into_iter();
+    let workspaces = layers.map(|(_, [rows, cols])| kernels::muon_workspace(rows, cols).unwrap_or(usize::MAX));
+    workspaces.max().map_or(0, |bytes| bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(config: &Config, options: &TrainerOptions, tokens: usize) -> MemoryPlan {
+        memory(config, options, RunSize { tokens, batches: 1, measures: false })
+    }
+
+    fn part(plan: &MemoryPlan, name: &str) -> u64 {
+        plan.parts().iter().find(|(part, _)| part.starts_with(name)).map_or(0, |(_, bytes)| *bytes)
+    }
+
+    #[test]
+    fn a_layer_keeps_what_its_operations_keep() {
+        let config = Config { vocab_size: 32_768, ..Config::dense_102m() };
+        // Sizes that the pool does not round.
+        let pass = Pass { config: &config, rows: 4096 };
+        let layer = pass.layer(FeedForwardConfig::Dense { width: 1408 });
+        let elements = |bytes: u64| bytes / 4096;
+        // 2 rows of 768 in 4 and in 2 bytes; 768 + 2 * 256 columns and 768 of attention in 2, 12 heads in 4; 3 * 1408 in 2.
+        assert_eq!(elements(layer.kept), 2 * 768 * 6 + 2 * (1280 + 768) + 4 * 12 + 2 * 3 * 1408);
+        assert_eq!(pass.logits(), 4096 * 2 * 32_768);
+    }
+
+    #[test]
+    fn the_parts_are_those_of_the_options() {
+        let config = Config::moe_55m();
+        let options = TrainerOptions::default();
+        let whole = plan(&config, &options, 4096);
+        assert_eq!(part(&whole, "weights"), 4 * 55_181_824);
+        assert_eq!(part(&whole, "weights in bfloat16"), 2 * 55_181_824);
+        assert_eq!(part(&whole, "moments"), 8 * 55_181_824);
+        let muon = TrainerOptions { optimizer: OptimizerOptions::Muon(Default::default()), ..options.clone() };
+        let muon = plan(&config, &muon, 4096);
+        assert!(part(&muon, "moments") < part(&whole, "moments"));
+        assert!(part(&muon, "workspaces") > part(&whole, "workspaces"));
+        let small = TrainerOptions { checkpointing: true, average_decay: Some(0.99), ..options.clone() };
+        let small = plan(&config, &small, 4096);
+        assert!(part(&small, "activations") * 2 < part(&whole, "activations"));
+        assert_eq!(part(&small, "averaged"), 8 * 55_181_824);
+        // A step of two batches needs room for the second one's ids, and no more.
+        let two = memory(&config, &options, RunSize { tokens: 4096, batches: 2, measures: true });
+        assert_eq!(part(&two, "activations") - part(&whole, "activations"), 4096 * 4 * 7);
+        assert!(part(&two, "measuring") > 0 && part(&whole, "measuring") == 0);
+    }
+
+    #[test]
+    fn logits_past_the_limit_are_made_in_pieces() {
+        let config = Config { vocab_size: 262_144, ..Config::dense_102m() };
+        let pass = |rows| Pass { config: &config, rows };
+        assert_eq!(pass(4096).logits(), KEPT_LOGITS as u64);
+        assert_eq!(pass(8192).logits(), KEPT_LOGITS as u64);
+        assert_eq!(pass(8192 + 128).logits(), KEPT_LOGITS as u64 + 128 * 2 * 262_144);
+        assert_eq!(pass(128).logits(), 128 * 2 * 262_144);
+    }
+}
