@@ -115,7 +115,7 @@ impl CublasLt {
         };
         let (alpha, beta) = (1.0f32, if call.output == Output::AddF32 { 1.0f32 } else { 0.0 });
         let out = addresses.out as *mut c_void;
-        gpu.timed("cublasLtMatmul", || {
+        gpu.timed("cublasLtMatmul", Some([call.rows, call.outputs, call.inputs]), || {
             // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
             // workspace's memory is not used by anything else until what is in the stream now is done.
             unsafe {
@@ -163,7 +163,7 @@ impl CublasLt {
             bytes => Some(gpu.allocate(bytes, "the workspace of cuBLASLt")?),
         };
         let (alpha, beta) = (1.0f32, if start.is_some() { 1.0f32 } else { 0.0 });
-        gpu.timed("cublasLtMatmul", || {
+        gpu.timed("cublasLtMatmul", Some(call.size), || {
             // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
             // workspace's memory is not used by anything else until what is in the stream now is done.
             unsafe {

@@ -125,6 +125,27 @@ impl Gpu {
 
     /// Puts a kernel into the stream. A grid without blocks is no work.
     pub(crate) fn launch(&self, function: &Function, launch: Launch, arguments: Arguments) -> Result<()> {
+        self.launch_sized(function, launch, arguments, None)
+    }
+
+    /// The same for a product, whose rows, columns and products in each sum a profile tells.
+    pub(crate) fn launch_product(
+        &self,
+        function: &Function,
+        launch: Launch,
+        arguments: Arguments,
+        size: [usize; 3],
+    ) -> Result<()> {
+        self.launch_sized(function, launch, arguments, Some(size))
+    }
+
+    fn launch_sized(
+        &self,
+        function: &Function,
+        launch: Launch,
+        arguments: Arguments,
+        size: Option<[usize; 3]>,
+    ) -> Result<()> {
         if launch.grid.contains(&0) {
             return Ok(());
         }
@@ -154,7 +175,7 @@ impl Gpu {
             attrs: &mut overlap,
             numAttrs: u32::from(self.inner.overlap && !self.is_profiling()),
         };
-        self.timed(function.name, || {
+        self.timed(function.name, size, || {
             call!(cuLaunchKernelEx(&config, function.raw, parameters.as_mut_ptr(), std::ptr::null_mut()))
         })
     }

@@ -1,4 +1,5 @@
-//! Which kernels a pass spends its time in: events around each launch, summed by the kernel's name.
+//! Which kernels a pass spends its time in: events around each launch, summed by the kernel's name and a product's
+//! size.
 //!
 //! Two things would falsify such times. The host takes longer to launch a small kernel than the card to run it, so the
 //! card would wait between a kernel and its event: the stream is first given some milliseconds of other work, behind which
@@ -17,10 +18,27 @@ use crate::{Event, Gpu, Result};
 pub struct KernelTime {
     /// The kernel's name; products by cuBLASLt have one name together.
     pub name: &'static str,
+    /// Of a product by cuBLASLt or of experts in training: its rows, its columns and the products in each sum.
+    pub size: Option<[usize; 3]>,
     /// How often it ran.
     pub launches: usize,
     /// Seconds on the card, of all launches.
     pub seconds: f64,
+}
+
+impl KernelTime {
+    /// The name, with the size where there is one.
+    pub fn label(&self) -> String {
+        match self.size {
+            Some([rows, columns, summed]) => format!("{} {rows}x{columns}x{summed}", self.name),
+            None => self.name.to_owned(),
+        }
+    }
+
+    /// Two operations for each multiply-add of all launches; `None` where no size is known.
+    pub fn operations(&self) -> Option<f64> {
+        self.size.map(|size| 2.0 * size.iter().map(|&n| n as f64).product::<f64>() * self.launches as f64)
+    }
 }
 
 /// Events around launches, while a profile is taken.
@@ -31,10 +49,13 @@ pub(crate) struct Recorder {
 }
 
 struct Launched {
-    name: &'static str,
+    kind: Kind,
     from: Event,
     to: Event,
 }
+
+/// A kernel's name, and a product's size.
+type Kind = (&'static str, Option<[usize; 3]>);
 
 // SAFETY: an event is a handle that any thread may use with its context bound, as its methods do.
 unsafe impl Send for Launched {}
@@ -60,27 +81,27 @@ impl Gpu {
         // Once before: kernels are loaded and memory is there.
         work()?;
         let backlog = self.allocate(BACKLOG_BYTES, "a profile")?;
-        let mut best: Vec<(&'static str, f64)> = Vec::new();
+        let mut best: Vec<(Kind, f64)> = Vec::new();
         for _ in 0..ROUNDS {
             self.synchronize()?;
             for _ in 0..BACKLOG_PIECES {
                 self.clear(backlog.slice())?;
             }
-            for (index, (name, seconds)) in self.profile_once(&mut work)?.into_iter().enumerate() {
+            for (index, (kind, seconds)) in self.profile_once(&mut work)?.into_iter().enumerate() {
                 match best.get_mut(index) {
-                    Some(launch) if launch.0 == name => launch.1 = launch.1.min(seconds),
+                    Some(launch) if launch.0 == kind => launch.1 = launch.1.min(seconds),
                     Some(_) => {}
-                    None => best.push((name, seconds)),
+                    None => best.push((kind, seconds)),
                 }
             }
         }
-        Ok(sum_by_name(&best))
+        Ok(sum_by_kind(&best))
     }
 
     fn profile_once<E: From<crate::Error>>(
         &self,
         work: &mut impl FnMut() -> std::result::Result<(), E>,
-    ) -> std::result::Result<Vec<(&'static str, f64)>, E> {
+    ) -> std::result::Result<Vec<(Kind, f64)>, E> {
         let empty = (0..EMPTY_PAIRS).map(|_| Ok((self.record_event()?, self.record_event()?)));
         let empty = empty.collect::<Result<Vec<_>>>()?;
         let recorder = &self.inner.recorder;
@@ -92,7 +113,7 @@ impl Gpu {
         let nothing = empty.iter().map(|(from, to)| to.seconds_since(from)).collect::<Result<Vec<f64>>>()?;
         let nothing = nothing.into_iter().fold(f64::INFINITY, f64::min);
         let seconds =
-            |launch: &Launched| Ok((launch.name, (launch.to.seconds_since(&launch.from)? - nothing).max(0.0)));
+            |launch: &Launched| Ok((launch.kind, (launch.to.seconds_since(&launch.from)? - nothing).max(0.0)));
         Ok(launches.iter().map(seconds).collect::<Result<Vec<_>>>()?)
     }
 
@@ -101,8 +122,13 @@ impl Gpu {
         self.inner.recorder.active.load(Relaxed)
     }
 
-    /// Puts something into the stream, between events while a profile is taken.
-    pub(crate) fn timed(&self, name: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Puts something into the stream, between events while a profile is taken; a product with its size.
+    pub(crate) fn timed(
+        &self,
+        name: &'static str,
+        size: Option<[usize; 3]>,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         if !self.is_profiling() {
             return launch();
         }
@@ -110,20 +136,20 @@ impl Gpu {
         launch()?;
         let to = self.record_event()?;
         let mut launches = self.inner.recorder.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        launches.push(Launched { name, from, to });
+        launches.push(Launched { kind: (name, size), from, to });
         Ok(())
     }
 }
 
-fn sum_by_name(launches: &[(&'static str, f64)]) -> Vec<KernelTime> {
+fn sum_by_kind(launches: &[(Kind, f64)]) -> Vec<KernelTime> {
     let mut kernels: Vec<KernelTime> = Vec::new();
-    for &(name, seconds) in launches {
-        match kernels.iter_mut().find(|kernel| kernel.name == name) {
+    for &((name, size), seconds) in launches {
+        match kernels.iter_mut().find(|kernel| (kernel.name, kernel.size) == (name, size)) {
             Some(kernel) => {
                 kernel.launches += 1;
                 kernel.seconds += seconds;
             }
-            None => kernels.push(KernelTime { name, launches: 1, seconds }),
+            None => kernels.push(KernelTime { name, size, launches: 1, seconds }),
         }
     }
     kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
@@ -135,9 +161,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launches_are_summed_by_name_and_the_longest_comes_first() {
-        let kernels = sum_by_name(&[("norm", 1.0), ("product", 4.0), ("norm", 2.0)]);
-        let shown: Vec<_> = kernels.iter().map(|kernel| (kernel.name, kernel.launches, kernel.seconds)).collect();
-        assert_eq!(shown, [("product", 1, 4.0), ("norm", 2, 3.0)]);
+    fn launches_are_summed_by_name_and_size_and_the_longest_comes_first() {
+        let (large, small) = (Some([4, 3, 2]), Some([1, 3, 2]));
+        let launches =
+            [(("norm", None), 1.0), (("product", large), 4.0), (("norm", None), 2.0), (("product", small), 1.0)];
+        let kernels = sum_by_kind(&launches);
+        let shown: Vec<_> = kernels.iter().map(|kernel| (kernel.label(), kernel.launches, kernel.seconds)).collect();
+        let expected = [("product 4x3x2", 1, 4.0), ("norm", 2, 3.0), ("product 1x3x2", 1, 1.0)];
+        assert_eq!(shown, expected.map(|(label, launches, seconds)| (label.to_owned(), launches, seconds)));
+        assert_eq!((kernels[0].operations(), kernels[1].operations()), (Some(48.0), None));
     }
 }

@@ -385,7 +385,8 @@ impl PlacesProduct {
             .i32(int(operation, row_tiles)?);
         let name = names[usize::from(tile == TileRows::Small)];
         let launch = tile.launch(operation, row_tiles, self.columns.div_ceil(COLUMNS))?;
-        gpu.launch(&gpu.function("routed_training", name)?, launch, arguments)
+        let size = [self.places, self.columns, self.depth];
+        gpu.launch_product(&gpu.function("routed_training", name)?, launch, arguments, size)
     }
 }
 
@@ -441,7 +442,8 @@ impl WeightGradient<'_> {
             .i32(int(operation, self.x_stride)?);
         let tiles = pieces.count.checked_mul(rows.div_ceil(TileRows::Large.rows())).ok_or(Error::SizeOverflow)?;
         let launch = TileRows::Large.launch(operation, tiles, columns.div_ceil(COLUMNS))?;
-        gpu.launch(&gpu.function("routed_training", "grouped_weight_gradient")?, launch, sizes(arguments)?)?;
+        let function = gpu.function("routed_training", "grouped_weight_gradient")?;
+        gpu.launch_product(&function, launch, sizes(arguments)?, [rows, columns, places])?;
         if pieces.most_places == i32::MAX {
             return Ok(());
         }

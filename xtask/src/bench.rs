@@ -32,9 +32,17 @@ mod runner;
 mod text;
 #[cfg(feature = "engine")]
 mod training;
+mod training_shape;
 
 #[cfg(feature = "engine")]
+pub(crate) use cuda::{Card, TrainingRun};
+#[cfg(feature = "engine")]
+pub(crate) use measurement::Kernel;
+#[cfg(feature = "engine")]
 pub(crate) use runner::run;
+#[cfg(feature = "engine")]
+pub(crate) use training::options as training_options;
+pub(crate) use training_shape::TrainingShape;
 
 /// What `bench` takes.
 #[derive(clap::Args)]

@@ -2,7 +2,7 @@
 //!
 //! Each command is a module of that name: [`demo`] runs a real model, `test` is every check there is, [`tidy`] holds the
 //! house rules, [`check_parity`] holds each operation and model against a reference, `bench` measures and keeps the
-//! records, [`golden`] makes the reference tensors again, [`cuda_toolchain`] fetches the compiler of the CUDA kernels and
+//! records, [`profile_train`] shows the kernels of a training step, [`golden`] makes the reference tensors again, [`cuda_toolchain`] fetches the compiler of the CUDA kernels and
 //! [`kernels`] keeps what it says of them. Nothing here is needed to use the libraries or the program.
 //!
 //! This program is built twice: without the libraries, so that a fresh clone is one short build away from `demo`; and with
@@ -17,6 +17,7 @@ mod kernels;
 #[cfg(feature = "engine")]
 mod machine;
 mod pip;
+mod profile_train;
 mod python;
 mod smollm2;
 mod source_hash;
@@ -46,6 +47,8 @@ enum Command {
     CheckParity(check_parity::Arguments),
     /// Measure, compare with the recorded rows, and record new ones
     Bench(bench::Arguments),
+    /// Show the kernels of a training step on a graphics card
+    ProfileTrain(profile_train::Arguments),
     /// Make the golden tensors of tests/golden again with the reference implementations
     Golden(golden::Arguments),
     /// Fetch the CUDA compiler into .cuda/ from Python packages
@@ -61,6 +64,7 @@ fn main() -> std::process::ExitCode {
         Command::Tidy(arguments) => tidy::run(&arguments),
         Command::CheckParity(arguments) => check_parity::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::ProfileTrain(arguments) => profile_train::run(&arguments),
         Command::Golden(arguments) => golden::run(&arguments),
         Command::CudaToolchain(arguments) => cuda_toolchain::run(&arguments),
         Command::Kernels(arguments) => kernels::run(&arguments),

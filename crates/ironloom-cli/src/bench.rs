@@ -102,7 +102,7 @@ struct Row<'a> {
 /// One kind of kernel in a pass.
 #[derive(Serialize)]
 struct Kernel {
-    name: &'static str,
+    name: String,
     launches: usize,
     microseconds: f64,
     share: f64,
@@ -328,8 +328,13 @@ impl Row<'_> {
 
 impl Kernel {
     fn new(time: &KernelTime, total_seconds: f64) -> Self {
-        let KernelTime { name, launches, seconds } = *time;
-        Self { name, launches, microseconds: 1e6 * seconds, share: seconds / total_seconds.max(f64::MIN_POSITIVE) }
+        let KernelTime { launches, seconds, .. } = *time;
+        Self {
+            name: time.label(),
+            launches,
+            microseconds: 1e6 * seconds,
+            share: seconds / total_seconds.max(f64::MIN_POSITIVE),
+        }
     }
 
     fn line(&self) -> String {

@@ -14,7 +14,7 @@ use ironloom_kernels::{
     self as kernels, Buffer, Gpu, Graph, JudgeStep, ParameterRange, Slice, StepLimits, StepResult,
     StepValues,
 };
-use ironloom_lm::{CardRows, Model, TrainingPass, TrainingRows};
+use ironloom_lm::{CardRows, KernelTime, Model, TrainingPass, TrainingRows};
 use ironloom_tensor::{
     Arena, Context, Device, Gradients, Tape, Tensor,
     ops::{Figures, PassNumbers},
@@ -238,50 +238,60 @@ impl CardTrainer {
     /// Does a step, and captures it.
     fn capture(&mut self, model: &Model, options: CardOptions) -> Result<()> {
         self.captured = None;
+        let gpu = self.gpu.clone();
+        let (graph, shares) = gpu.capture(|| self.launch(model, options))?;
+        self.captured = Some(Captured { graph, options, shares });
+        Ok(())
+    }
+
+    /// The time of each kernel of a step on what the last step was on. The weights move as in some steps.
+    pub(crate) fn profile(&mut self, model: &Model, options: CardOptions) -> Result<Vec<KernelTime>> {
+        let gpu = self.gpu.clone();
+        gpu.profile(|| self.launch(model, options).map(drop))
+    }
+
+    /// Puts a step into the stream: passes, judgement, optimizer, average. The result is the share of rows of each expert, by layer
+    /// and pass.
+    fn launch(&mut self, model: &Model, options: CardOptions) -> Result<Vec<Vec<Tensor>>> {
         let Self { gpu, device, arena, gradients, figures, passes, .. } = self;
         let (partial, values, limits, result) = (&self.partial, &self.values, &self.limits, &self.result);
         let (runs, average, optimizer) = (&self.runs, &self.average, &self.optimizer);
-        let captured = gpu.capture(|| -> Result<Vec<Vec<Tensor>>> {
-            gradients.begin_step();
-            figures.clear()?;
-            let mut shares = Vec::with_capacity(passes.len());
-            for pass in passes.iter() {
-                let tape = Tape::on_card(pass.figures().clone());
-                model.watch(&tape);
-                let loss = model.loss_on_card(&Context::training(device, &tape), pass, &options.pass)?;
-                tape.backward(&loss, Tensor::from_f32(vec![1.0], [1])?, gradients)?;
-                shares.push(tape.expert_shares());
-            }
-            arena.clear_unwritten(gradients)?;
-            kernels::sum_of_squares(gpu, arena.gradients(), partial.slice(), arena.elements())?;
-            let judge = JudgeStep {
-                partial: partial.slice(),
-                pieces: kernels::sum_of_squares_pieces(arena.elements()),
-                totals: figures.loss()?,
-                side_losses: Some(figures.side_loss()?),
-                limits: limits.slice(),
+        gradients.begin_step();
+        figures.clear()?;
+        let mut shares = Vec::with_capacity(passes.len());
+        for pass in passes.iter() {
+            let tape = Tape::on_card(pass.figures().clone());
+            model.watch(&tape);
+            let loss = model.loss_on_card(&Context::training(device, &tape), pass, &options.pass)?;
+            tape.backward(&loss, Tensor::from_f32(vec![1.0], [1])?, gradients)?;
+            shares.push(tape.expert_shares());
+        }
+        arena.clear_unwritten(gradients)?;
+        kernels::sum_of_squares(gpu, arena.gradients(), partial.slice(), arena.elements())?;
+        let judge = JudgeStep {
+            partial: partial.slice(),
+            pieces: kernels::sum_of_squares_pieces(arena.elements()),
+            totals: figures.loss()?,
+            side_losses: Some(figures.side_loss()?),
+            limits: limits.slice(),
+            step: values.slice(),
+            result: result.slice(),
+        };
+        kernels::judge_step(gpu, &judge)?;
+        for run in runs {
+            run.update(gpu, arena, optimizer, values.slice())?;
+        }
+        if let Some(average) = average {
+            let call = kernels::WeightAverage {
+                average: average.values.slice(),
+                weights: arena.values(),
                 step: values.slice(),
-                result: result.slice(),
+                decay: average.decay,
+                count: arena.elements(),
             };
-            kernels::judge_step(gpu, &judge)?;
-            for run in runs {
-                run.update(gpu, arena, optimizer, values.slice())?;
-            }
-            if let Some(average) = average {
-                let call = kernels::WeightAverage {
-                    average: average.values.slice(),
-                    weights: arena.values(),
-                    step: values.slice(),
-                    decay: average.decay,
-                    count: arena.elements(),
-                };
-                kernels::weight_average(gpu, &call)?;
-            }
-            Ok(shares)
-        });
-        let (graph, shares) = captured?;
-        self.captured = Some(Captured { graph, options, shares });
-        Ok(())
+            kernels::weight_average(gpu, &call)?;
+        }
+        Ok(shares)
     }
 
     /// The share of rows of each expert, the mean over the passes.

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use ironloom_lm::{Architecture, Model, ParameterRole, TrainingPass, TrainingRows};
+use ironloom_lm::{Architecture, KernelTime, Model, ParameterRole, TrainingPass, TrainingRows};
 use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor, ops::RouterLosses};
 use serde::{Deserialize, Serialize};
 
@@ -313,6 +313,19 @@ impl Trainer {
         report.rolls_back = verdict == Verdict::RollBack;
         self.step += 1;
         Ok(())
+    }
+
+    /// The time of each kernel of a step on a graphics card, the longest first. The kernels run one by one, so that their sum is
+    /// more than the step takes when it is replayed. The weights move as in some steps, of which one is counted.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`]; the model is on the processor.
+    pub fn profile(&mut self, batches: &[Batch]) -> Result<Vec<KernelTime>> {
+        self.step(batches)?;
+        let constant = CardOptions { pass: self.pass(), average_decay: self.options.average_decay };
+        let device = self.model.device().describe();
+        let Self { model, card, .. } = self;
+        card.as_mut().ok_or(Error::DeviceNotSupported { device })?.profile(model, constant)
     }
 
     /// Moves every parameter that has a gradient.

@@ -135,10 +135,10 @@ impl Benchmark {
         Self { peer_figures, ..self }
     }
 
-    /// Whether it runs in the process of `before`, after it: on a card, where both need the same model or none.
+    /// Whether it runs in the process of `before`, after it, as some of a card do.
     pub(super) fn shares_process(&self, before: &Self) -> bool {
         match (self.task, before.task) {
-            (Task::Card(task), Task::Card(before)) => task.model() == before.model(),
+            (Task::Card(task), Task::Card(before)) => task.shares_process(before),
             _ => false,
         }
     }
@@ -198,6 +198,7 @@ mod tests {
         assert!(shares("gemv-nf4", "gemm"));
         assert!(!shares("decode-3b-nf4-1", "decode-3b-bf16-1"));
         assert!(!shares("decode-3b-nf4-1", "gemm"));
+        assert!(!shares("train-dense-102m-32x1024", "train-dense-102m-4x1024"));
         assert!(!Device::Cpu.benchmark("decode-host").unwrap().shares_process(&HOST[0]));
     }
 

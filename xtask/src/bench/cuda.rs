@@ -8,6 +8,7 @@ mod attention;
 mod card;
 mod decoding;
 mod products;
+mod training;
 
 use anyhow::Result;
 use ironloom_kernels::TileFormat;
@@ -15,11 +16,14 @@ use ironloom_lm::RandomWeights;
 use ironloom_quant::WeightFormat;
 use serde_json::json;
 
-pub(super) use card::{Card, Choice};
+pub(crate) use card::Card;
+pub(super) use card::Choice;
+pub(crate) use training::TrainingRun;
 
 use super::{
     benchmarks::{BANDWIDTH, Benchmark, PEAK},
     measurement::{Measurement, Work},
+    training_shape::TrainingShape,
 };
 
 /// What a benchmark runs on a card.
@@ -41,15 +45,24 @@ pub(super) enum Task {
     Attention(usize),
     /// Attention of few rows.
     AttentionFew,
+    /// Steps of training.
+    Train(training::Case),
 }
 
 impl Task {
     /// The model it needs.
-    pub(super) fn model(self) -> Option<Choice> {
+    fn model(self) -> Option<Choice> {
         match self {
             Self::Decode(choice, _) | Self::Prompt(choice, _) => Some(choice),
             _ => None,
         }
+    }
+
+    /// Whether it runs in the process of `before`, after it: where both need the same model or none, and the memory in use is
+    /// not what either is about.
+    pub(super) fn shares_process(self, before: Self) -> bool {
+        let is_alone = |task: Self| matches!(task, Self::Train(_));
+        !is_alone(self) && !is_alone(before) && self.model() == before.model()
     }
 
     /// Measures on `card`.
@@ -63,6 +76,7 @@ impl Task {
             Self::Gemm => products::gemm(card),
             Self::Attention(head_width) => attention::forward(card, head_width),
             Self::AttentionFew => attention::few_rows(card),
+            Self::Train(case) => training::train(card, case),
         }
     }
 }
@@ -75,7 +89,7 @@ const BYTES: &str = "GB/s";
 const OPERATIONS: &str = "TFLOP/s";
 
 /// Every benchmark of a card, the probes first; those of one model side by side.
-pub(super) const ALL: [Benchmark; 27] = [
+pub(super) const ALL: [Benchmark; 32] = [
     on_card(BANDWIDTH, "1 GiB read and written again and again, both counted", BYTES, Task::Copy),
     on_card(PEAK, "the bfloat16 product of two matrices of 8192 by 8192", OPERATIONS, Task::Peak),
     on_card("gemv-bf16", "one row's products of the 3B shape, bfloat16", BYTES, Task::Gemv(TileFormat::Bf16)),
@@ -122,10 +136,25 @@ pub(super) const ALL: [Benchmark; 27] = [
     on_card("decode-14b-nf4-1", "Qwen2.5-14B shape, NF4", TOKENS, Task::Decode(Choice::Qwen14B(NF4), 1))
         .beside(&["decode-14b-nf4-1", "decode-14b-bf16-1"]),
     on_card("decode-14b-nf4-16", "the same, 16 sequences", TOKENS, Task::Decode(Choice::Qwen14B(NF4), 16)),
+    train("train-dense-102m-4x1024", "AdamW steps of 4 x 1,024 tokens, dense-102m", TrainingShape::Dense102M, 4, 1024),
+    train("train-dense-102m-32x1024", "the same, 32 x 1,024 tokens", TrainingShape::Dense102M, 32, 1024),
+    train("train-moe-55m-4x1024", "AdamW steps of 4 x 1,024 tokens, moe-55m", TrainingShape::Moe55M, 4, 1024),
+    train("train-moe-55m-32x1024", "the same, 32 x 1,024 tokens", TrainingShape::Moe55M, 32, 1024),
+    train("train-dense-1.2b-8x2048", "AdamW steps of 8 x 2,048 tokens, dense-1.2b", TrainingShape::Dense1B2, 8, 2048),
 ];
 
 const fn on_card(name: &'static str, about: &'static str, unit: &'static str, task: Task) -> Benchmark {
     Benchmark::on_card(name, about, unit, task)
+}
+
+const fn train(
+    name: &'static str,
+    about: &'static str,
+    shape: TrainingShape,
+    documents: usize,
+    length: usize,
+) -> Benchmark {
+    on_card(name, about, TOKENS, Task::Train(training::Case { shape, documents, length }))
 }
 
 /// GB/s of reading and writing every number of 1 GiB. (The driver's own copies reach 2.7 TB/s where kernels reach over 4.)

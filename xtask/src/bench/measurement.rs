@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::place::CardName;
-use crate::machine;
+use crate::{machine, table::Table};
 
 /// Timed runs of a benchmark.
 pub(super) const RUNS: usize = 5;
@@ -46,26 +46,52 @@ pub(super) struct Measurement {
 
 /// One kind of kernel in a pass.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     pub(super) name: String,
     pub(super) launches: usize,
     /// Of all launches, without overlap.
     pub(super) microseconds: f64,
     /// Of the sum of all kernels.
     pub(super) share: f64,
+    /// TFLOP/s, where the operations are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) teraflops: Option<f64>,
 }
 
 impl Kernel {
     /// The rows of a profile.
-    pub(super) fn of_profile(times: &[KernelTime]) -> Vec<Self> {
+    pub(crate) fn of_profile(times: &[KernelTime]) -> Vec<Self> {
         let total: f64 = times.iter().map(|kernel| kernel.seconds).sum();
         let row = |kernel: &KernelTime| Self {
-            name: kernel.name.to_owned(),
+            name: kernel.label(),
             launches: kernel.launches,
             microseconds: 1e6 * kernel.seconds,
             share: if total > 0.0 { kernel.seconds / total } else { 0.0 },
+            teraflops: kernel.operations().map(|operations| operations / kernel.seconds / 1e12),
         };
         times.iter().map(row).collect()
+    }
+
+    /// Launches and microseconds of all.
+    pub(crate) fn sum(kernels: &[Self]) -> (usize, f64) {
+        let launches = kernels.iter().map(|kernel| kernel.launches).sum();
+        (launches, kernels.iter().map(|kernel| kernel.microseconds).sum())
+    }
+
+    /// A line for each.
+    pub(crate) fn table(kernels: &[Self]) -> Table {
+        let mut table = Table::new(&["kernel", "launches", "us", "us each", "share", "TFLOP/s"]);
+        for kernel in kernels {
+            table.row([
+                kernel.name.clone(),
+                kernel.launches.to_string(),
+                format!("{:.1}", kernel.microseconds),
+                format!("{:.2}", kernel.microseconds / kernel.launches.max(1) as f64),
+                format!("{:.1}%", 100.0 * kernel.share),
+                kernel.teraflops.map_or(String::new(), |rate| format!("{rate:.0}")),
+            ]);
+        }
+        table
     }
 }
 

@@ -137,7 +137,12 @@ impl Record {
 
 impl Kernel {
     fn rounded(self) -> Self {
-        Self { microseconds: rounded(self.microseconds), share: rounded(self.share), ..self }
+        Self {
+            microseconds: rounded(self.microseconds),
+            share: rounded(self.share),
+            teraflops: self.teraflops.map(rounded),
+            ..self
+        }
     }
 }
 

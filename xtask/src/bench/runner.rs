@@ -12,7 +12,7 @@ use super::{
     Arguments, Device,
     benchmarks::{BANDWIDTH, Benchmark, PEAK},
     cuda::Card,
-    measurement::Measurement,
+    measurement::{Kernel, Measurement},
     peers,
     place::Place,
     record::{Circumstances, Peer, Record, ratio, rounded},
@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return measure_here(device, &arguments.process);
     }
     if arguments.list {
-        device.benchmarks().iter().for_each(|benchmark| println!("{:<21} {}", benchmark.name, benchmark.about));
+        device.benchmarks().iter().for_each(|benchmark| println!("{:<25} {}", benchmark.name, benchmark.about));
         return Ok(());
     }
     let chosen = chosen(device, &arguments.names)?;
@@ -212,19 +212,8 @@ fn table(records: &[Record], place: &Place) -> Result<Table> {
 
 /// The time of each kind of kernel in one pass.
 fn print_profile(record: &Record) {
-    let mut table = Table::new(&["kernel", "launches", "us", "us each", "share"]);
-    for kernel in &record.kernels {
-        table.row([
-            kernel.name.clone(),
-            kernel.launches.to_string(),
-            format!("{:.1}", kernel.microseconds),
-            format!("{:.2}", kernel.microseconds / kernel.launches.max(1) as f64),
-            format!("{:.1}%", 100.0 * kernel.share),
-        ]);
-    }
-    let launches: usize = record.kernels.iter().map(|kernel| kernel.launches).sum();
-    let total: f64 = record.kernels.iter().map(|kernel| kernel.microseconds).sum();
-    println!("\n{}: {launches} kernels one by one, {total:.0} us\n{table}", record.bench);
+    let (launches, total) = Kernel::sum(&record.kernels);
+    println!("\n{}: {launches} kernels one by one, {total:.0} us\n{}", record.bench, Kernel::table(&record.kernels));
 }
 
 /// What is below 97% of its row.

@@ -1,4 +1,4 @@
-//! Benchmarks of training on the processor: whole steps, forward, backward and AdamW.
+//! Benchmarks of training on the processor: whole steps, forward, backward and AdamW; and what those on a card share with them.
 
 use anyhow::{Result, ensure};
 use ironloom_lm::{Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, Model, SharedExpertConfig};
@@ -45,13 +45,7 @@ pub(super) fn train_host_moe() -> Result<Measurement> {
 /// Tokens/s of whole steps.
 fn train(config: &Config) -> Result<Measurement> {
     let model = Model::untrained(config, &Device::cpu(0), 7)?;
-    let options = TrainerOptions {
-        steps: 1_000_000,
-        learning_rate: 3e-4,
-        schedule: Schedule::Constant { warmup_steps: 0 },
-        ..TrainerOptions::default()
-    };
-    let mut trainer = Trainer::new(model, options)?;
+    let mut trainer = Trainer::new(model, options())?;
     let tokens = ROWS * LENGTH;
     let ids = random_ids(config.vocab_size, tokens + 1);
     let batch = Batch {
@@ -59,9 +53,6 @@ fn train(config: &Config) -> Result<Measurement> {
         targets: ids[1..].iter().map(|&id| i64::from(id)).collect(),
         documents: vec![LENGTH; ROWS],
     };
-    // A multiply-add of each weight forward and two back, and the scores and values of attention.
-    let weights = 6.0 * config.active_parameters() as f64;
-    let attention = 12.0 * (config.layers.len() * LENGTH * config.heads * config.head_width) as f64;
     let shape = json!({
         "rows": ROWS,
         "length": LENGTH,
@@ -70,7 +61,7 @@ fn train(config: &Config) -> Result<Measurement> {
         "threads": machine::threads(),
     });
     let batches = [batch];
-    measure(Work::Operations(weights + attention), shape, || {
+    measure(Work::Operations(operations_per_token(config, LENGTH)), shape, || {
         let (time, ()) = seconds(|| {
             for _ in 0..STEPS {
                 let report = trainer.step(&batches)?;
@@ -80,4 +71,21 @@ fn train(config: &Config) -> Result<Measurement> {
         })?;
         Ok((STEPS * tokens) as f64 / time)
     })
+}
+
+/// AdamW at a constant rate.
+pub(crate) fn options() -> TrainerOptions {
+    TrainerOptions {
+        steps: 1_000_000,
+        learning_rate: 3e-4,
+        schedule: Schedule::Constant { warmup_steps: 0 },
+        ..TrainerOptions::default()
+    }
+}
+
+/// Operations of a token in a document of `length`: a multiply-add of each weight forward and two back, and the scores and values
+/// of attention, as if none were masked (Chowdhery et al., PaLM, 2022, appendix B).
+pub(super) fn operations_per_token(config: &Config, length: usize) -> f64 {
+    let attention = config.layers.len() * length * config.heads * config.head_width;
+    6.0 * config.active_parameters() as f64 + 12.0 * attention as f64
 }

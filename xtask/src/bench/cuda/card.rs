@@ -29,7 +29,7 @@ pub(in crate::bench) enum Choice {
 }
 
 /// A card, and what was loaded on it last.
-pub(in crate::bench) struct Card {
+pub(crate) struct Card {
     pub(super) device: Device,
     pub(super) gpu: Gpu,
     model: Option<(Choice, Model)>,
@@ -39,7 +39,7 @@ pub(in crate::bench) struct Card {
 const DISTINCT: usize = 1_000_003;
 
 impl Card {
-    pub(in crate::bench) fn open() -> Result<Self> {
+    pub(crate) fn open() -> Result<Self> {
         let device = Device::cuda(0, 0)?;
         let Device::Cuda(cuda) = &device else { anyhow::bail!("the device is no graphics card") };
         Ok(Self { gpu: cuda.gpu().clone(), device, model: None })
