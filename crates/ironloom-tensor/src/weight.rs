@@ -98,8 +98,11 @@ impl Weight {
     /// All rows in single precision.
     ///
     /// # Errors
-    /// The weight is not on the processor.
+    /// A packed weight is not on the processor, or the device fails.
     pub fn unpacked(&self) -> Result<Vec<f32>> {
+        if let Form::Dense(values) = &self.form {
+            return values.clone().into_f32();
+        }
         let cols = self.cols();
         let mut values = vec![0.0; self.rows() * cols];
         for (row, out) in values.chunks_exact_mut(cols.max(1)).enumerate() {
@@ -151,27 +154,35 @@ impl Weight {
     /// # Errors
     /// They are not alike, or the device has no room.
     pub fn stack(device: &Device, weights: Vec<Self>) -> Result<Vec<Self>> {
-        let (Device::Cuda(cuda), Some(first)) = (device, weights.first()) else { return Ok(weights) };
-        let first = first.as_cuda("a stack of weights")?;
-        let (layout, rows, cols, bytes) = (first.layout, first.rows, first.cols, first.bytes);
-        let total = bytes.checked_mul(weights.len()).ok_or(ironloom_core::Error::SizeOverflow)?;
-        let buffer = cuda.gpu().allocate_lasting(total, "weights of experts")?;
-        let mut stacked = Vec::with_capacity(weights.len());
-        for (number, weight) in weights.into_iter().enumerate() {
-            let matrix = weight.as_cuda("a stack of weights")?;
-            if (matrix.layout, matrix.rows, matrix.cols) != (layout, rows, cols) {
-                return Err(Error::Device {
-                    operation: "a stack of weights",
-                    expected: "matrices of one shape and format",
-                    found: "of another",
-                });
-            }
-            let offset = number * bytes;
-            cuda.gpu().copy(buffer.part(offset, bytes)?, matrix.slice()?)?;
-            let matrix = CudaMatrix { layout, rows, cols, buffer: buffer.clone(), offset, bytes };
-            stacked.push(Self { form: Form::Cuda(matrix) });
+        const NAME: &str = "a stack of weights";
+        let Device::Cuda(cuda) = device else { return Ok(weights) };
+        let matrices = weights.iter().map(|weight| weight.as_cuda(NAME)).collect::<Result<Vec<_>>>()?;
+        let shape = |matrix: &CudaMatrix| (matrix.layout, matrix.rows, matrix.cols);
+        if matrices.iter().any(|matrix| shape(matrix) != shape(matrices[0])) {
+            return Err(Error::Device {
+                operation: NAME,
+                expected: "matrices of one shape and format",
+                found: "of another",
+            });
         }
-        Ok(stacked)
+        one_after_the_other(cuda.gpu(), &matrices, "weights of experts")
+    }
+
+    /// Weights that read the same input (q, k, v; gate, up), where they lie so that products of many rows on a graphics card
+    /// read them as one matrix: rows of bfloat16 one after the other in one piece of memory. Packed weights stay where they
+    /// are, for such products unpack them together; so do weights on the processor.
+    ///
+    /// # Errors
+    /// The device has no room.
+    pub fn join(device: &Device, weights: Vec<Self>) -> Result<Vec<Self>> {
+        let Device::Cuda(cuda) = device else { return Ok(weights) };
+        let matrices =
+            weights.iter().map(|weight| weight.as_cuda("weights to join")).collect::<Result<Vec<_>>>()?;
+        let joins = |matrix: &&CudaMatrix| matrix.is_bf16() && matrix.cols == matrices[0].cols;
+        if !matrices.iter().all(joins) {
+            return Ok(weights);
+        }
+        one_after_the_other(cuda.gpu(), &matrices, "weights")
     }
 
     /// Output features.
@@ -250,6 +261,32 @@ impl CudaMatrix {
     pub(crate) fn slice(&self) -> Result<Slice<'_>> {
         Ok(self.buffer.part(self.offset, self.bytes)?)
     }
+
+    /// Whether it lies as rows of bfloat16.
+    pub(crate) fn is_bf16(&self) -> bool {
+        self.layout == WeightLayout::Tiles(TileFormat::Bf16)
+    }
+
+    /// Whether `next` begins in the same piece of memory where this one ends.
+    pub(crate) fn is_followed_by(&self, next: &Self) -> bool {
+        let home = |matrix: &Self| matrix.buffer.slice().address();
+        home(self) == home(next) && self.offset + self.bytes == next.offset
+    }
+}
+
+/// Copies of `matrices` in one piece of memory. Sizes are whole 32 bytes in every tiled form, so no gap is needed for the
+/// alignment that kernels ask for.
+fn one_after_the_other(gpu: &Gpu, matrices: &[&CudaMatrix], what: &'static str) -> Result<Vec<Weight>> {
+    let total = matrices.iter().try_fold(0usize, |total, matrix| total.checked_add(matrix.bytes));
+    let buffer = gpu.allocate_lasting(total.ok_or(ironloom_core::Error::SizeOverflow)?, what)?;
+    let mut offset = 0;
+    let mut copies = Vec::with_capacity(matrices.len());
+    for &matrix in matrices {
+        gpu.copy(buffer.part(offset, matrix.bytes)?, matrix.slice()?)?;
+        copies.push(Weight { form: Form::Cuda(CudaMatrix { buffer: buffer.clone(), offset, ..*matrix }) });
+        offset += matrix.bytes;
+    }
+    Ok(copies)
 }
 
 fn layout_of(format: DeviceFormat) -> WeightLayout {
