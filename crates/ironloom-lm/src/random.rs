@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ironloom_core::{DType, Philox, Threads};
 use ironloom_quant::WeightFormat;
-use ironloom_tensor::{Device, StoredMatrix, Weight};
+use ironloom_tensor::{Device, StoredMatrix, Tensor, Weight};
 
 use crate::{
     Config, Error, LoadOptions, Model, Result,
@@ -41,21 +41,21 @@ impl Model {
     /// # Errors
     /// The configuration contradicts itself, its matrices have no whole blocks of a stored type, or the device has no room.
     pub fn random(config: &Config, device: &Device, weights: impl Into<RandomWeights>, seed: u64) -> Result<Self> {
-        let weights = weights.into();
-        let format = match weights {
-            RandomWeights::As(format) => format,
-            RandomWeights::Q4_K_M => WeightFormat::Keep,
-        };
-        let options = LoadOptions { format, progress: None };
-        let (layers, tied) = (config.layers.len(), config.tied_embeddings);
-        let source = RandomSource { seed, weights, layers, tied, matrices: 0 };
-        Builder { config, device, options: &options, source }.model(Naming::Gguf)
+        RandomSource::new(config, weights.into(), seed).model(config, device)
+    }
+
+    /// The same on the processor, its matrices as dense rows.
+    pub(crate) fn random_dense(config: &Config, device: &Device, seed: u64) -> Result<Self> {
+        let weights = RandomWeights::As(WeightFormat::F32);
+        RandomSource { dense: true, ..RandomSource::new(config, weights, seed) }.model(config, device)
     }
 }
 
 struct RandomSource {
     seed: u64,
     weights: RandomWeights,
+    /// Whether matrices are not packed.
+    dense: bool,
     /// Layers of the model.
     layers: usize,
     /// Whether the embedding is also the head.
@@ -68,6 +68,20 @@ struct RandomSource {
 const DISTINCT_ROWS: usize = 256;
 
 impl RandomSource {
+    fn new(config: &Config, weights: RandomWeights, seed: u64) -> Self {
+        let (layers, tied) = (config.layers.len(), config.tied_embeddings);
+        Self { seed, weights, dense: false, layers, tied, matrices: 0 }
+    }
+
+    fn model(self, config: &Config, device: &Device) -> Result<Model> {
+        let format = match self.weights {
+            RandomWeights::As(format) => format,
+            RandomWeights::Q4_K_M => WeightFormat::Keep,
+        };
+        let options = LoadOptions { format, progress: None };
+        Builder { config, device, options: &options, source: self }.model(Naming::Gguf)
+    }
+
     /// The stored type of a matrix; none for what is packed as the loader is told to.
     fn stored_type(&self, name: &str) -> Option<DType> {
         // A router is small and decides much: it is not quantized.
@@ -141,7 +155,10 @@ impl Source for RandomSource {
                 if shape.is_filled_up() {
                     values = filled_up(values.chunks(cols.max(1)), shape.held);
                 }
-                Weight::from_f32(device, &values, shape.held, format)
+                match self.dense {
+                    true => Tensor::from_f32(values, shape.held).and_then(Weight::dense),
+                    false => Weight::from_f32(device, &values, shape.held, format),
+                }
             }
             // Whole blocks of a stored type are whole eights.
             Some(dtype) => {
@@ -173,7 +190,8 @@ mod tests {
 
     #[test]
     fn the_mix_is_that_of_llama_cpp() {
-        let source = RandomSource { seed: 1, weights: RandomWeights::Q4_K_M, layers: 36, tied: true, matrices: 0 };
+        let config = Config::qwen2_5_3b();
+        let source = RandomSource::new(&config, RandomWeights::Q4_K_M, 1);
         let dtype = |name: &str| source.stored_type(name).unwrap();
         assert_eq!(dtype("token_embd.weight"), DType::Q6_K);
         assert_eq!(dtype("blk.0.attn_q.weight"), DType::Q4_K);

@@ -8,12 +8,9 @@
 mod card;
 
 use ironloom_nn::{AttentionDocuments, Embedding, FeedForward, Linear, RmsNorm};
-use ironloom_quant::WeightFormat;
 use ironloom_tensor::{
     Context, Device, Indices, Tape, Tensor, Weight,
-    ops::{
-        self, CrossEntropy, CrossEntropyOptions, DocumentBounds, Documents, RouterLosses, Targets,
-    },
+    ops::{self, CrossEntropy, CrossEntropyOptions, DocumentBounds, Documents, RouterLosses, Targets},
 };
 
 pub use card::CardRows;
@@ -97,8 +94,11 @@ impl Model {
     /// # Errors
     /// The configuration contradicts itself, the device is not the processor, or the memory does not suffice.
     pub fn untrained(config: &Config, device: &Device, seed: u64) -> Result<Self> {
-        let mut model = Self::random(config, device, WeightFormat::F32, seed)?;
-        model.make_trainable()?;
+        if !matches!(device, Device::Cpu(_)) {
+            let (operation, device) = ("a model to be trained from scratch", "a graphics card");
+            return Err(ironloom_tensor::Error::NoKernel { operation, device }.into());
+        }
+        let mut model = Self::random_dense(config, device, seed)?;
         let factor = 1.0 / (2.0 * config.layers.len() as f32).sqrt();
         model.update(|parameter, values| {
             let inward = ["o_proj.weight", "down_proj.weight", "wo.weight", "w2.weight"];
@@ -387,9 +387,7 @@ impl Block {
         };
         let normed = self.feed_forward_norm.forward(cx, &x)?;
         match &self.feed_forward {
-            BlockFeedForward::Dense(block, Some(norm)) => {
-                Ok(norm.forward_add(cx, x, &block.forward(cx, &normed)?)?)
-            }
+            BlockFeedForward::Dense(block, Some(norm)) => Ok(norm.forward_add(cx, x, &block.forward(cx, &normed)?)?),
             BlockFeedForward::Dense(block, None) => Ok(block.forward_add(cx, x, &normed)?),
             BlockFeedForward::Routed(experts) => experts.forward_training(cx, x, &normed, losses),
         }
