@@ -252,7 +252,7 @@ impl<S: Source> Builder<'_, S> {
         let options = &config.layers[layer];
         let (width, head_width) = (config.width, config.head_width);
         let (q_rows, kv_rows) = (config.heads * head_width, config.kv_heads * head_width);
-        let [q, k, v] = match (naming, config.architecture) {
+        let qkv = match (naming, config.architecture) {
             (Naming::HuggingFace { .. }, Architecture::InternLm2) => self.fused_qkv(&name(Part::FusedQkv))?,
             _ => {
                 let interleaved = naming == Naming::Gguf
@@ -268,6 +268,7 @@ impl<S: Source> Builder<'_, S> {
                 ]
             }
         };
+        let [q, k, v] = ironloom_nn::join(self.device, qkv)?;
         let qk_norm = match config.qk_norm {
             true => Some([self.norm(name(Part::QNorm), head_width)?, self.norm(name(Part::KNorm), head_width)?]),
             false => None,
@@ -391,9 +392,11 @@ impl<S: Source> Builder<'_, S> {
 
     fn gated(&mut self, [gate, up, down]: [String; 3], inner: usize, bias: bool) -> Result<FeedForward> {
         let [inner_shape, down_shape] = feed_forward_shapes(self.device, self.config.width, inner);
+        let halves = [self.linear(gate, inner_shape, None, bias)?, self.linear(up, inner_shape, None, bias)?];
+        let [gate, up] = ironloom_nn::join(self.device, halves)?;
         Ok(FeedForward {
-            gate: self.linear(gate, inner_shape, None, bias)?,
-            up: self.linear(up, inner_shape, None, bias)?,
+            gate,
+            up,
             down: self.linear(down, down_shape, None, bias)?,
             activation: self.config.activation,
         })

@@ -1,7 +1,7 @@
 //! Layers of one weight: linear, embedding, norm.
 
 use ironloom_tensor::{
-    Context, Indices, Tensor, Weight,
+    Context, Device, Indices, Tensor, Weight,
     ops::{self, LowRank, Norm, Projection},
 };
 
@@ -113,6 +113,20 @@ impl Linear {
 /// `x` is not as wide as a weight.
 pub fn linear_many<const N: usize>(cx: &Context, x: &Tensor, layers: [&Linear; N]) -> Result<[Tensor; N]> {
     Ok(ops::linear_many(cx, x, layers.map(Linear::projection))?)
+}
+
+/// Layers on one input, moved to where products of many rows on a graphics card take them as one: see [`Weight::join`].
+///
+/// # Errors
+/// The device has no room.
+pub fn join<const N: usize>(device: &Device, mut layers: [Linear; N]) -> Result<[Linear; N]> {
+    let weights = Weight::join(device, layers.iter().map(|layer| layer.weight.clone()).collect())?;
+    layers.iter_mut().zip(weights).for_each(|(layer, weight)| layer.weight = weight);
+    if let Some(biases) = layers.iter().map(|layer| layer.bias.clone()).collect() {
+        let biases = Tensor::join(device, biases)?;
+        layers.iter_mut().zip(biases).for_each(|(layer, bias)| layer.bias = Some(bias));
+    }
+    Ok(layers)
 }
 
 /// Rows of a table, times a constant.

@@ -26,5 +26,5 @@ pub use error::{Error, Result};
 pub use feed_forward::FeedForward;
 pub use ironloom_tensor::ops::Activation;
 pub use kv_cache::{KvCache, Span};
-pub use layers::{Adapter, Embedding, Linear, RmsNorm, linear_many};
+pub use layers::{Adapter, Embedding, Linear, RmsNorm, join, linear_many};
 pub use rope::{RopeOptions, RopeScaling};

@@ -131,7 +131,6 @@ impl Tensor {
         Ok(Some(twin.part(start, twin.bytes().saturating_sub(start))?))
     }
 
-
     /// Memory of a pass for `[rows, width]`.
     pub(crate) fn allocate(gpu: &Gpu, form: Form, [rows, width]: [usize; 2], operation: &'static str) -> Result<Self> {
         let buffer = gpu.allocate(form.bytes(rows, width)?, operation)?;
@@ -211,7 +210,13 @@ impl Tensor {
                 gpu.copy(copy.slice(), storage.buffer.part(4 * self.offset, 4 * elements)?)?;
                 (storage.buffer, self.offset) = (copy, 0);
             }
-            return Ok(ironloom_kernels::add(&gpu, self.cuda(NAME, Form::F32)?, other.cuda(NAME, form)?, form, elements)?);
+            return Ok(ironloom_kernels::add(
+                &gpu,
+                self.cuda(NAME, Form::F32)?,
+                other.cuda(NAME, form)?,
+                form,
+                elements,
+            )?);
         }
         let terms = other.as_f32()?;
         self.as_f32_mut()?.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
@@ -247,6 +252,43 @@ impl Tensor {
                 Ok(Self { id: self.id, ..Self::on_cuda(cuda.gpu(), buffer, Form::F32, self.shape) })
             }
         }
+    }
+
+    /// Vectors that are added to what one input gives (the biases of q, k and v), where they lie so that products of many rows
+    /// on a graphics card read them as one: one after the other in one piece of memory, and once more rounded to bfloat16.
+    /// On the processor they stay where they are; so do vectors whose lengths are not in eights.
+    ///
+    /// # Errors
+    /// The device has no room, or the vectors are not on it in single precision.
+    pub fn join(device: &Device, vectors: Vec<Self>) -> Result<Vec<Self>> {
+        const NAME: &str = "joined vectors";
+        let Device::Cuda(cuda) = device else { return Ok(vectors) };
+        if vectors.iter().any(|vector| !vector.width().is_multiple_of(8)) {
+            return Ok(vectors);
+        }
+        let (gpu, total) = (cuda.gpu(), vectors.iter().map(Self::width).sum());
+        let buffer = gpu.allocate_lasting(Form::F32.bytes(1, total)?, NAME)?;
+        let twin = gpu.allocate_lasting(Form::Bf16.bytes(1, total)?, NAME)?;
+        let mut offset = 0;
+        let mut joined = Vec::with_capacity(vectors.len());
+        for vector in &vectors {
+            let bytes = Form::F32.bytes(1, vector.width())?;
+            gpu.copy(buffer.part(4 * offset, bytes)?, vector.cuda(NAME, Form::F32)?.part(0, bytes)?)?;
+            let copy = Self::on_cuda(gpu, buffer.clone(), Form::F32, [vector.width()]);
+            joined.push(copy.starting_at(offset).with_twin(twin.clone()));
+            offset += vector.width();
+        }
+        ironloom_kernels::convert(gpu, buffer.slice(), twin.slice(), Form::Bf16, 1, total)?;
+        Ok(joined)
+    }
+
+    /// Whether the twin of `next` begins in the same piece of memory where this one's ends.
+    pub(crate) fn is_followed_by(&self, next: &Self) -> bool {
+        let home = |vector: &Self| match &vector.storage {
+            Storage::Cuda(CudaStorage { twin: Some(twin), .. }) => Some(twin.slice().address()),
+            _ => None,
+        };
+        home(self).is_some() && home(self) == home(next) && self.offset + self.width() == next.offset
     }
 
     /// The same elements in the form that products of this context's path read, rounded as that form is. On the processor

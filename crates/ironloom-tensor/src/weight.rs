@@ -176,8 +176,7 @@ impl Weight {
     /// The device has no room.
     pub fn join(device: &Device, weights: Vec<Self>) -> Result<Vec<Self>> {
         let Device::Cuda(cuda) = device else { return Ok(weights) };
-        let matrices =
-            weights.iter().map(|weight| weight.as_cuda("weights to join")).collect::<Result<Vec<_>>>()?;
+        let matrices = weights.iter().map(|weight| weight.as_cuda("weights to join")).collect::<Result<Vec<_>>>()?;
         let joins = |matrix: &&CudaMatrix| matrix.is_bf16() && matrix.cols == matrices[0].cols;
         if !matrices.iter().all(joins) {
             return Ok(weights);

@@ -2,8 +2,8 @@
 //!
 //! On the processor the arithmetic is in `ironloom-quant`, straight from the packed bytes; several weights that read the same
 //! `x` (q, k, v; gate, up) go in one call and share one parallel region. On a graphics card few rows read packed weights
-//! through the tensor cores, and many go to cuBLASLt, with weights unpacked to bfloat16 first. Sums run over `k` in one order
-//! whatever the number of rows.
+//! through the tensor cores, and many go to cuBLASLt, with weights unpacked to bfloat16 first: several weights as one matrix
+//! where they lie together ([`Weight::join`]). Sums run over `k` in one order whatever the number of rows.
 //!
 //! Gradients: `dx = dy W`, `dW = dy^T x`, `db = sum over rows of dy`. A dense weight has one; a packed one is frozen and hands on
 //! `dx` only, its rows unpacked some at a time.
@@ -330,25 +330,12 @@ fn on_cuda<const N: usize>(
     match cx.path {
         Path::Few => few(gpu, x, &projections, Place { out, stride: total, add: false })?,
         Path::Many => {
-            let mut column = 0;
-            for projection in &projections {
-                let start = column * 2;
-                let part = out.part(start, out.bytes() - start)?;
-                many(cuda, x, projection.weight.as_cuda(NAME)?, part, total, Output::Bf16)?;
-                column += projection.weight.rows();
-            }
-            if projections.iter().any(|projection| projection.bias.is_some()) {
-                let biases = gpu.allocate(total * 4, NAME)?;
-                gpu.clear(biases.slice())?;
-                let mut column = 0;
-                for projection in &projections {
-                    let bytes = projection.weight.rows() * 4;
-                    if let Some(bias) = bias_of(projection)? {
-                        gpu.copy(biases.part(column, bytes)?, bias.part(0, bytes)?)?;
-                    }
-                    column += bytes;
-                }
-                kernels::add_bias(gpu, out, Form::Bf16, biases.slice(), n, total)?;
+            let (mut start, mut rest) = (0, &projections[..]);
+            while !rest.is_empty() {
+                let (group, after) = rest.split_at(together(rest)?);
+                rest = after;
+                many(cuda, x, group, out.part(start, out.bytes() - start)?, total, Output::Bf16)?;
+                start += Form::Bf16.bytes(1, group.iter().map(|projection| projection.weight.rows()).sum())?;
             }
         }
     }
@@ -376,11 +363,7 @@ fn store(
         Path::Few => few(cuda.gpu(), x, &[projection], Place { out, stride: rows, add }),
         Path::Many => {
             let output = if add { Output::AddF32 } else { Output::F32 };
-            many(cuda, x, projection.weight.as_cuda(NAME)?, out, rows, output)?;
-            match bias_of(&projection)? {
-                Some(bias) => Ok(kernels::add_bias(cuda.gpu(), out, Form::F32, bias, x.rows(), rows)?),
-                None => Ok(()),
-            }
+            many(cuda, x, &[projection], out, rows, output)
         }
     }
 }
@@ -444,54 +427,98 @@ fn few(gpu: &Gpu, x: &Tensor, projections: &[Projection<'_>], place: Place<'_>) 
     Ok(())
 }
 
-/// A product of many rows by cuBLASLt, or by our own kernel where it is not installed.
+/// How many of the first projections a product of many rows takes as one: matrices that lie as rows of bfloat16 one after the
+/// other, or packed ones, which are unpacked so. Their biases lie one after the other too, or there are none.
+fn together(projections: &[Projection<'_>]) -> Result<usize> {
+    let mut count = 1;
+    for pair in projections.windows(2) {
+        let (first, second) = (pair[0].weight.as_cuda(NAME)?, pair[1].weight.as_cuda(NAME)?);
+        let weights = match (first.is_bf16(), second.is_bf16()) {
+            (true, true) => first.is_followed_by(second),
+            (first, second) => first == second,
+        };
+        let biases = match (pair[0].bias, pair[1].bias) {
+            (Some(first), Some(second)) => first.is_followed_by(second),
+            (first, second) => first.is_none() && second.is_none(),
+        };
+        if !(weights && biases) {
+            break;
+        }
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// One product of many rows for projections that go [`together`], by cuBLASLt, or by our own kernel where it is not
+/// installed. A bias is rounded as the output is.
 fn many(
     cuda: &CudaDevice,
     x: &Tensor,
-    matrix: &CudaMatrix,
+    group: &[Projection<'_>],
     out: Slice<'_>,
     out_stride: usize,
     output: Output,
 ) -> Result<()> {
-    let unpacked = bf16_rows(cuda.gpu(), matrix)?;
-    let weight = match &unpacked {
-        Some(buffer) => buffer.slice(),
-        None => matrix.slice()?,
+    let gpu = cuda.gpu();
+    let matrices = group.iter().map(|projection| projection.weight.as_cuda(NAME)).collect::<Result<Vec<_>>>()?;
+    let Some(first) = matrices.first() else { return Ok(()) };
+    let held;
+    let weight = if first.is_bf16() {
+        first.buffer.part(first.offset, matrices.iter().map(|matrix| matrix.bytes).sum())?
+    } else {
+        held = unpacked(gpu, &matrices)?;
+        held.slice()
+    };
+    let rounded;
+    let bias = match group[0].bias {
+        Some(bias) if output == Output::Bf16 => {
+            rounded = bias.operand(gpu, NAME)?;
+            Some(rounded.cuda(NAME, Form::Bf16)?)
+        }
+        _ => bias_of(&group[0])?,
     };
     let call = kernels::Product {
         x: x.cuda(NAME, Form::Bf16)?,
         x_stride: x.width(),
         weight,
-        weight_stride: WeightLayout::padded_cols(matrix.cols),
-        bias: None,
+        weight_stride: WeightLayout::padded_cols(first.cols),
+        bias,
         out,
         out_stride,
         output,
         rows: x.rows(),
-        outputs: matrix.rows,
-        inputs: matrix.cols,
+        outputs: matrices.iter().map(|matrix| matrix.rows).sum(),
+        inputs: first.cols,
     };
     cuda.product(&call)
 }
 
 /// The matrix as rows of bfloat16; none where it lies so already.
 pub(super) fn bf16_rows(gpu: &Gpu, matrix: &CudaMatrix) -> Result<Option<Buffer>> {
-    if matrix.layout == WeightLayout::Tiles(kernels::TileFormat::Bf16) {
-        return Ok(None);
+    if matrix.is_bf16() { Ok(None) } else { unpacked(gpu, &[matrix]).map(Some) }
+}
+
+/// Matrices of one width as rows of bfloat16, one after the other.
+fn unpacked(gpu: &Gpu, matrices: &[&CudaMatrix]) -> Result<Buffer> {
+    let padded_cols = matrices.first().map_or(0, |first| WeightLayout::padded_cols(first.cols));
+    let rows = matrices.iter().map(|matrix| matrix.rows).sum();
+    let buffer = gpu.allocate(Form::Bf16.bytes(rows, padded_cols)?, "unpacked weights")?;
+    let mut start = 0;
+    for matrix in matrices {
+        let bytes = Form::Bf16.bytes(matrix.rows, padded_cols)?;
+        let call = kernels::Dequantize {
+            matrix: matrix.slice()?,
+            layout: matrix.layout,
+            rows: matrix.rows,
+            cols: matrix.cols,
+            first_row: 0,
+            count: matrix.rows,
+            out: buffer.part(start, bytes)?,
+        };
+        kernels::dequantize(gpu, &call)?;
+        start += bytes;
     }
-    let bytes = Form::Bf16.bytes(matrix.rows, WeightLayout::padded_cols(matrix.cols))?;
-    let out = gpu.allocate(bytes, "unpacked weights")?;
-    let call = kernels::Dequantize {
-        matrix: matrix.slice()?,
-        layout: matrix.layout,
-        rows: matrix.rows,
-        cols: matrix.cols,
-        first_row: 0,
-        count: matrix.rows,
-        out: out.slice(),
-    };
-    kernels::dequantize(gpu, &call)?;
-    Ok(Some(out))
+    Ok(buffer)
 }
 
 /// A matrix of a product of few rows whose outputs go to the columns from `column` on.

@@ -40,7 +40,10 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 [kept(DType::Q8_0), kept(DType::Q5_K), kept(DType::Q8_0)],
             ];
             for formats in FAST_FORMATS.map(|format| [format; 3]).into_iter().chain(mixed) {
-                cases.push(many(place.clone(), formats, [n, cols]));
+                cases.push(many(place.clone(), formats, [n, cols], Weights::Apart));
+                if !place.is_cpu() {
+                    cases.push(many(place.clone(), formats, [n, cols], Weights::Joined));
+                }
             }
             for format in FAST_FORMATS.into_iter().chain([kept(DType::F32), kept(DType::Q5_0)]) {
                 cases.push(add(place.clone(), format, [n, cols]));
@@ -98,20 +101,31 @@ impl Layer {
     }
 }
 
-fn many(place: Place, formats: [Format; 3], [n, cols]: [usize; 2]) -> Case {
+/// Whether weights lie as a loaded model has those of one input: on a card, joined.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    Apart,
+    Joined,
+}
+
+fn many(place: Place, formats: [Format; 3], [n, cols]: [usize; 2], weights: Weights) -> Case {
     let names = if formats[0] == formats[2] && formats[0] == formats[1] {
         weights::name(formats[0])
     } else {
         formats.map(weights::name).join(", ")
     };
     let [q, k, v] = OUTPUTS;
-    let shape = format!("{names}, {n} x [{q} + {k} + {v}, {cols}]");
+    let joined = if weights == Weights::Joined { ", joined" } else { "" };
+    let shape = format!("{names}, {n} x [{q} + {k} + {v}, {cols}]{joined}");
     Case::new("linear_many", place.shape(&shape), Bound::TwicePlain, move |kernel| {
         let mut inputs = Inputs::of("linear_many", &shape);
         let x = inputs.normal(n * cols);
         let mut layers = Vec::new();
         for (format, rows) in formats.into_iter().zip(OUTPUTS) {
             layers.push(Layer::random(&place, format, [rows, cols], &mut inputs)?);
+        }
+        if weights == Weights::Joined {
+            join(&place, &mut layers)?;
         }
         let given = place.operand(kernel.inputs(&x), [n, cols])?;
         let projections = [0, 1, 2].map(|i: usize| layers[i].projection());
@@ -125,6 +139,15 @@ fn many(place: Place, formats: [Format; 3], [n, cols]: [usize; 2]) -> Case {
             layers.iter().flat_map(|layer| held.round(&layer.plus_bias(&held.round(&layer.plain(&place, &x, cols)))));
         Ok(Results::new(reference, plain.collect(), ours).in_precision(place.operands()))
     })
+}
+
+fn join(place: &Place, layers: &mut [Layer]) -> Result<()> {
+    let matrices = Weight::join(&place.device, layers.iter().map(|layer| layer.weight.clone()).collect())?;
+    let biases = Tensor::join(&place.device, layers.iter().map(|layer| layer.bias.clone()).collect())?;
+    for (layer, (weight, bias)) in layers.iter_mut().zip(matrices.into_iter().zip(biases)) {
+        (layer.weight, layer.bias) = (weight, bias);
+    }
+    Ok(())
 }
 
 fn add(place: Place, format: Format, [n, cols]: [usize; 2]) -> Case {
