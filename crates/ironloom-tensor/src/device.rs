@@ -54,11 +54,14 @@ impl CudaDevice {
         }
     }
 
-    /// A product of training.
-    pub(crate) fn multiply(&self, call: &Multiply<'_>) -> Result<()> {
+    /// A product of training, of operands in bfloat16: by cuBLASLt, or by our own kernel where it is not installed.
+    ///
+    /// # Errors
+    /// A slice is too small, a size or an address is not as the product takes it, or the device fails.
+    pub fn multiply(&self, call: &Multiply<'_>) -> ironloom_kernels::Result<()> {
         match self.cublaslt() {
-            Some(library) => Ok(library.multiply(&self.gpu, call)?),
-            None => Ok(gemm_transposed(&self.gpu, call)?),
+            Some(library) => library.multiply(&self.gpu, call),
+            None => gemm_transposed(&self.gpu, call),
         }
     }
 

@@ -10,19 +10,19 @@
 //! treated alike, so that a run is one kernel. A step that is refused leaves every byte of both as it was, without the host
 //! having been asked. Batches of uneven sizes are filled up with rows that change nothing.
 
-use ironloom_kernels::{
-    self as kernels, Buffer, Gpu, Graph, JudgeStep, ParameterRange, Slice, StepLimits, StepResult,
-    StepValues,
-};
+mod state;
+
+use ironloom_kernels::{self as kernels, Buffer, Gpu, Graph, JudgeStep, StepLimits, StepResult, StepValues};
 use ironloom_lm::{CardRows, KernelTime, Model, TrainingPass, TrainingRows};
 use ironloom_tensor::{
-    Arena, Context, Device, Gradients, Tape, Tensor,
+    Arena, Context, CudaDevice, Device, Gradients, Tape, Tensor,
     ops::{Figures, PassNumbers},
 };
 
+use self::state::{PartKind, StateRun};
 use crate::{
     Error, Result, SavedTensor, SavedValues,
-    optimizer::{OptimizerOptions, Parameter, Role, StateKind},
+    optimizer::{OptimizerOptions, Role},
 };
 
 /// What changes from step to step.
@@ -76,24 +76,6 @@ struct Named {
     role: Role,
 }
 
-/// Parameters that follow each other and are treated alike.
-#[derive(Debug)]
-struct StateRun {
-    start: usize,
-    elements: usize,
-    decays: bool,
-    state: CardState,
-}
-
-#[derive(Debug)]
-enum CardState {
-    None,
-    Moments([Buffer; 2]),
-    /// Codes and largest values of the first moments, and of the second.
-    Moments8bit([Buffer; 4]),
-    Momentum(Buffer),
-}
-
 #[derive(Debug)]
 struct Average {
     values: Buffer,
@@ -122,13 +104,7 @@ impl CardTrainer {
         optimizer: &OptimizerOptions,
         average_decay: Option<f64>,
     ) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::DeviceNotSupported { device: device.describe() });
-        };
-        if matches!(optimizer, OptimizerOptions::Muon(_)) {
-            return Err(Error::OptimizerNotOnCard { optimizer: optimizer.name() });
-        }
-        let gpu = cuda.gpu().clone();
+        let gpu = card_of(device)?.gpu().clone();
         let parameters: Vec<Named> = model
             .parameters()
             .iter()
@@ -141,7 +117,7 @@ impl CardTrainer {
         let arena = model.move_parameters(device)?;
         let mut gradients = Gradients::new();
         arena.attach(&mut gradients);
-        let runs = runs(&gpu, &arena, &parameters, optimizer)?;
+        let runs = state::runs(&gpu, &arena, &parameters, optimizer)?;
         let average = match average_decay {
             Some(decay) => Some(Average { values: cleared(&gpu, 4 * arena.elements())?, decay, begun: false }),
             None => None,
@@ -255,7 +231,7 @@ impl CardTrainer {
     fn launch(&mut self, model: &Model, options: CardOptions) -> Result<Vec<Vec<Tensor>>> {
         let Self { gpu, device, arena, gradients, figures, passes, .. } = self;
         let (partial, values, limits, result) = (&self.partial, &self.values, &self.limits, &self.result);
-        let (runs, average, optimizer) = (&self.runs, &self.average, &self.optimizer);
+        let (runs, average, optimizer, cuda) = (&self.runs, &self.average, &self.optimizer, card_of(device)?);
         gradients.begin_step();
         figures.clear()?;
         let mut shares = Vec::with_capacity(passes.len());
@@ -279,7 +255,7 @@ impl CardTrainer {
         };
         kernels::judge_step(gpu, &judge)?;
         for run in runs {
-            run.update(gpu, arena, optimizer, values.slice())?;
+            run.update(cuda, arena, optimizer, values.slice())?;
         }
         if let Some(average) = average {
             let call = kernels::WeightAverage {
@@ -418,142 +394,11 @@ impl CardTrainer {
     }
 }
 
-/// What a part of a state holds for each element, or for each block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PartKind {
-    Numbers,
-    Codes,
-    Largest,
-}
-
-impl PartKind {
-    fn bytes(self) -> usize {
-        if self == Self::Codes { 1 } else { 4 }
+fn card_of(device: &Device) -> Result<&CudaDevice> {
+    match device {
+        Device::Cuda(cuda) => Ok(cuda),
+        _ => Err(Error::DeviceNotSupported { device: device.describe() }),
     }
-
-    /// Where the numbers for `elements` elements from `start` on are, and how many.
-    fn range(self, start: usize, elements: usize) -> (usize, usize) {
-        const BLOCK: usize = kernels::AdamW8bit::BLOCK;
-        match self {
-            Self::Numbers | Self::Codes => (start, elements),
-            Self::Largest => (start / BLOCK, elements.div_ceil(BLOCK)),
-        }
-    }
-}
-
-impl CardState {
-    fn new(gpu: &Gpu, kind: StateKind, elements: usize) -> Result<Self> {
-        let blocks = elements.div_ceil(kernels::AdamW8bit::BLOCK);
-        Ok(match kind {
-            StateKind::None => Self::None,
-            StateKind::Moments => Self::Moments([cleared(gpu, 4 * elements)?, cleared(gpu, 4 * elements)?]),
-            StateKind::Moments8bit => Self::Moments8bit([
-                cleared(gpu, elements)?,
-                cleared(gpu, 4 * blocks)?,
-                cleared(gpu, elements)?,
-                cleared(gpu, 4 * blocks)?,
-            ]),
-            StateKind::Momentum => Self::Momentum(cleared(gpu, 4 * elements)?),
-        })
-    }
-
-    /// The names of its parts as they are saved.
-    fn parts(&self) -> Vec<(&'static str, &Buffer, PartKind)> {
-        use crate::optimizer::{FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, SECOND, SECOND_ABSMAX, SECOND_CODES};
-        match self {
-            Self::None => Vec::new(),
-            Self::Moments([first, second]) => {
-                vec![(FIRST, first, PartKind::Numbers), (SECOND, second, PartKind::Numbers)]
-            }
-            Self::Moments8bit([first, first_largest, second, second_largest]) => vec![
-                (FIRST_CODES, first, PartKind::Codes),
-                (FIRST_ABSMAX, first_largest, PartKind::Largest),
-                (SECOND_CODES, second, PartKind::Codes),
-                (SECOND_ABSMAX, second_largest, PartKind::Largest),
-            ],
-            Self::Momentum(momentum) => vec![(MOMENTUM, momentum, PartKind::Numbers)],
-        }
-    }
-}
-
-impl StateRun {
-    fn holds(&self, start: usize) -> bool {
-        (self.start..self.start + self.elements).contains(&start)
-    }
-
-    /// Moves its parameters, if the step is to be applied.
-    fn update(&self, gpu: &Gpu, arena: &Arena, optimizer: &OptimizerOptions, step: Slice<'_>) -> Result<()> {
-        let range = ParameterRange {
-            weights: arena.values().part(4 * self.start, 4 * self.elements)?,
-            gradient: arena.gradients().part(4 * self.start, 4 * self.elements)?,
-            rounded: Some(arena.operands().part(2 * self.start, 2 * self.elements)?),
-            step,
-            count: self.elements,
-        };
-        let decay = |weight_decay: f64| if self.decays { weight_decay } else { 0.0 };
-        let adam = |options: &crate::optimizer::AdamWOptions| kernels::AdamWRule {
-            beta1: options.beta1,
-            beta2: options.beta2,
-            epsilon: options.epsilon,
-            weight_decay: decay(options.weight_decay),
-        };
-        let launched = match (optimizer, &self.state) {
-            (OptimizerOptions::AdamW(o) | OptimizerOptions::AdamW8bit(o), CardState::Moments([first, second])) => {
-                let call =
-                    kernels::AdamW { range, first: first.slice(), second: second.slice(), rule: adam(o) };
-                kernels::adamw(gpu, &call)
-            }
-            (OptimizerOptions::AdamW8bit(o), CardState::Moments8bit([first, first_absmax, second, second_absmax])) => {
-                let call = kernels::AdamW8bit {
-                    range,
-                    first: first.slice(),
-                    first_absmax: first_absmax.slice(),
-                    second: second.slice(),
-                    second_absmax: second_absmax.slice(),
-                    rule: adam(o),
-                };
-                kernels::adamw_8bit(gpu, &call)
-            }
-            (OptimizerOptions::Sgd(o), state) => {
-                let momentum = if let CardState::Momentum(momentum) = state { Some(momentum.slice()) } else { None };
-                let (mu, nesterov, weight_decay) = (o.momentum, o.nesterov, decay(o.weight_decay));
-                kernels::sgd(gpu, &kernels::Sgd { range, momentum, mu, nesterov, weight_decay })
-            }
-            (OptimizerOptions::Lion(o), CardState::Momentum(momentum)) => {
-                let call = kernels::Lion {
-                    range,
-                    momentum: momentum.slice(),
-                    beta1: o.beta1,
-                    beta2: o.beta2,
-                    weight_decay: decay(o.weight_decay),
-                };
-                kernels::lion(gpu, &call)
-            }
-            _ => return Err(Error::OptimizerNotOnCard { optimizer: optimizer.name() }),
-        };
-        Ok(launched?)
-    }
-}
-
-/// Neighbours in the arena that decay alike and are remembered alike.
-fn runs(gpu: &Gpu, arena: &Arena, parameters: &[Named], optimizer: &OptimizerOptions) -> Result<Vec<StateRun>> {
-    let mut order: Vec<usize> = (0..parameters.len()).collect();
-    order.sort_by_key(|&number| arena.places()[number].start);
-    let mut found: Vec<(usize, usize, bool, StateKind)> = Vec::new();
-    for number in order {
-        let (place, Named { name, shape, role }) = (arena.places()[number], &parameters[number]);
-        let kind = optimizer.state_kind(&Parameter::new(name, shape, *role), place.elements);
-        let end = (place.start + place.elements).next_multiple_of(ironloom_tensor::ARENA_ALIGNMENT);
-        match found.last_mut() {
-            Some(last) if (last.2, last.3) == (place.decays, kind) => last.1 = end,
-            _ => found.push((place.start, end, place.decays, kind)),
-        }
-    }
-    let runs = found.into_iter().map(|(start, end, decays, kind)| {
-        let elements = end - start;
-        Ok(StateRun { start, elements, decays, state: CardState::new(gpu, kind, elements)? })
-    });
-    runs.collect()
 }
 
 fn cleared(gpu: &Gpu, bytes: usize) -> Result<Buffer> {

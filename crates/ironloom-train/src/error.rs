@@ -75,11 +75,16 @@ pub enum Error {
     #[error(transparent)]
     Kernels(#[from] ironloom_kernels::Error),
     /// Training asked for where it does not run.
-    #[error("training runs on the processor and on graphics cards, and {device} was chosen: choose the device cpu or cuda")]
+    #[error(
+        "training runs on the processor and on graphics cards, and {device} was chosen: choose the device cpu or cuda"
+    )]
     DeviceNotSupported { device: String },
-    /// An optimizer that runs on the processor only.
-    #[error("the optimizer {optimizer} runs on the processor only so far: choose another, or the device cpu")]
-    OptimizerNotOnCard { optimizer: &'static str },
+    /// A matrix that Muon can't move on a graphics card.
+    #[error(
+        "{name:?} is of shape {shape:?}, and on a graphics card Muon moves matrices whose sides are multiples of 8: choose \
+         another optimizer, or the device cpu"
+    )]
+    MuonSides { name: String, shape: Vec<usize> },
     /// A routed model that goes to one expert a row and divides its weight by itself.
     #[error(
         "the model sends each row to one expert and normalizes its weight, which is then always 1: the router gets no gradient \

@@ -185,8 +185,7 @@ impl Trainer {
     /// packed weights have to be there. To be called before the first step and before [`Trainer::restore`].
     ///
     /// # Errors
-    /// The optimizer does not run there, cuBLASLt is missing, a matrix is not as wide as products there take them, or there is no
-    /// room.
+    /// A matrix is not as wide as products there take them, or of sides that Muon does not take there, or there is no room.
     pub fn to_device(mut self, device: &Device) -> Result<Self> {
         if let (Device::Cuda(_), None) = (device, &self.card) {
             let Self { model, options, .. } = &mut self;

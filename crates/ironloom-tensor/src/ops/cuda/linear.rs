@@ -177,7 +177,7 @@ impl Adapter {
                 start: None,
                 size: [rows, width, n],
             };
-            cuda.multiply(&call)
+            Ok(cuda.multiply(&call)?)
         };
         let inner = Operand::rows(inner.cuda(NAME, Form::Bf16)?, rank);
         write(&self.slots[1], Operand::columns(dy, stride), inner, [self.b.rows(), rank])?;
