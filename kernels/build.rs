@@ -4,8 +4,9 @@
 //! `cargo xtask cuda-toolchain` fills). Without one the crate builds with an empty table, and opening a device says so.
 //! `IRONLOOM_CUDA_ARCHS=90` (a list such as `80,90`) narrows the architectures while one works on a kernel.
 //!
-//! Each image is the machine code of sm_80, sm_86 and sm_90 and the assembly (PTX) of the newest, which later cards compile
-//! at their first start. A file is compiled again when it, a header or the compiler has changed.
+//! Each image is the machine code of sm_80, sm_86 and sm_90a and the assembly (PTX) of the newest, which later cards compile
+//! at their first start and which has nothing of what is sm_90a's alone (`wgmma`). A file is compiled again when it, a header
+//! or the compiler has changed.
 
 use std::{
     collections::{BTreeMap, hash_map::DefaultHasher},
@@ -74,7 +75,8 @@ fn main() {
         let mut report = String::new();
         for &architecture in &architectures {
             let target = Target::Machine(architecture);
-            link.arg(format!("--image3=kind=elf,sm={architecture},file={}", target.file(&out, &name).display()));
+            let machine = machine_name(architecture);
+            link.arg(format!("--image3=kind=elf,sm={machine},file={}", target.file(&out, &name).display()));
             report += &fs::read_to_string(target.report(&out, &name)).expect("nvcc wrote its messages");
         }
         let assembly = Target::Assembly(newest).file(&out, &name);
@@ -108,13 +110,18 @@ impl Target {
         self.file(out, stem).with_extension("messages.txt")
     }
 
-    /// Architectures with instructions of their own (`wgmma`) need the target with an `a`.
     fn flags(self) -> [String; 2] {
         match self {
-            Self::Machine(architecture) => ["-cubin".to_owned(), format!("-arch=sm_{architecture}")],
+            Self::Machine(architecture) => ["-cubin".to_owned(), format!("-arch=sm_{}", machine_name(architecture))],
             Self::Assembly(architecture) => ["-ptx".to_owned(), format!("-arch=compute_{architecture}")],
         }
     }
+}
+
+/// An architecture with all of its instructions: those that no later one has (`wgmma`) need the name with an `a`. The other
+/// kernels have the same machine code under both names.
+fn machine_name(architecture: u32) -> String {
+    format!("{architecture}{}", if architecture == 90 { "a" } else { "" })
 }
 
 fn compile(nvcc: &Path, version: &str, file: &Path, target: Target, out: &Path) {

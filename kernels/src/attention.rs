@@ -1,11 +1,14 @@
-//! Attention of many query rows over one history, or over a batch of equal ones: the launcher of `cuda/attention.cu`.
+//! Attention of many query rows over one history, or over a batch of equal ones: the launcher of `cuda/attention.cu`, and
+//! on Hopper, for heads of 64 and 128 elements, of `cuda/attention_hopper.cu`.
 
 use std::f32::consts::LOG2_E;
 
 use crate::{
-    Error, Form, Gpu, Result, Slice,
+    Error, Form, Gpu, Kernels, Result, Slice,
     add::int,
+    attention_hopper::{AttentionHopper, Sees, attention_hopper},
     launch::{Arguments, Launch},
+    tensor_map::Tensor,
 };
 
 /// What [`attention`] works on: `batch` independent sequences, each of `rows` query rows, the last of its `length`
@@ -83,9 +86,18 @@ const NAME: &str = "attention";
 /// `out[i, h] = sum_s softmax_s(scale q[i, h] . k_s) v_s` for every row and head over the positions that `mask`
 /// leaves; head `h` reads kv head `h / (heads / kv_heads)`. A row's bits depend on its own query and history alone.
 ///
-/// # Errors A slice is too small or not at a multiple of 16 bytes, the sizes do not fit together, there is no kernel
+/// # Errors
+/// A slice is too small or not at a multiple of 16 bytes, the sizes do not fit together, there is no kernel
 /// for the head's width ([`crate::attention_few`] takes any, some rows at a time), or the launch fails.
 pub fn attention(gpu: &Gpu, call: &Attention<'_>) -> Result<()> {
+    attention_with(gpu, call, Kernels::Fastest)
+}
+
+/// [`attention`] by a choice of kernels. Their sums differ in their order: a row has the same bits only within one.
+///
+/// # Errors
+/// As [`attention`].
+pub fn attention_with(gpu: &Gpu, call: &Attention<'_>, kernels: Kernels) -> Result<()> {
     let Attention { query_stride, kv_batch_stride, batch, rows, length, heads, kv_heads, head_width, .. } = *call;
     let Some(tiling) = TILINGS.iter().find(|tiling| tiling.head_width == head_width) else {
         let what = format!("heads of {head_width} elements; 64, 96, 128 and 256 have one");
@@ -135,6 +147,45 @@ pub fn attention(gpu: &Gpu, call: &Attention<'_>) -> Result<()> {
         None => 0,
     };
 
+    let query_batch_stride = rows.checked_mul(query_stride).ok_or(Error::SizeOverflow)?;
+    if kernels == Kernels::Fastest {
+        let history = |address| Tensor {
+            address,
+            columns: kv_width,
+            rows: length,
+            batch,
+            row_stride: kv_width,
+            batch_stride: kv_batch_stride,
+        };
+        let call = AttentionHopper {
+            queries: Tensor {
+                address: queries,
+                columns: width,
+                rows,
+                batch,
+                row_stride: query_stride,
+                batch_stride: query_batch_stride,
+            },
+            keys: history(keys),
+            values: history(values),
+            out,
+            out_stride: width,
+            out_batch_stride: rows * width,
+            log_sum_exp,
+            heads,
+            kv_heads,
+            sees: match call.mask {
+                Mask::None => Sees::All,
+                Mask::Causal => Sees::Causal { window: usize::MAX },
+                Mask::Window(window) => Sees::Causal { window },
+            },
+            scale: call.scale * LOG2_E,
+        };
+        if attention_hopper(gpu, &call)? {
+            return Ok(());
+        }
+    }
+
     // Large blocks read shared memory half as often; small ones serve more multiprocessors. The bits are the same.
     let large_blocks = rows.div_ceil(128).saturating_mul(heads).saturating_mul(batch);
     let fills = rows > 64 && large_blocks >= gpu.properties().multiprocessors as usize;
@@ -147,7 +198,6 @@ pub fn attention(gpu: &Gpu, call: &Attention<'_>) -> Result<()> {
         Mask::Causal => (1, i32::MAX),
         Mask::Window(window) => (1, i32::try_from(window).unwrap_or(i32::MAX)),
     };
-    let query_batch_stride = rows.checked_mul(query_stride).ok_or(Error::SizeOverflow)?;
     let arguments = Arguments::new()
         .u64(queries)
         .u64(keys)

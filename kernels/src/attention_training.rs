@@ -1,4 +1,5 @@
-//! Attention for training over packed documents, forward and backward: the launchers of `cuda/attention_training.cu`.
+//! Attention for training over packed documents, forward and backward: the launchers of `cuda/attention_training.cu`, and
+//! on Hopper, for heads of 64 and 128 elements, of `cuda/attention_hopper.cu` and `cuda/attention_backward_hopper.cu`.
 //!
 //! Masks lie on the device, so that a captured step serves any packing of documents: each query row has a range of keys,
 //! each key row the range of queries that see it.
@@ -8,9 +9,12 @@ use std::f32::consts::LOG2_E;
 use bytemuck::NoUninit;
 
 use crate::{
-    Error, Form, Gpu, Result, Slice,
+    Error, Form, Gpu, Kernels, Result, Slice,
     add::int,
+    attention_backward_hopper::{Operands, attention_backward_hopper},
+    attention_hopper::{AttentionHopper, Sees, attention_hopper},
     launch::{Arguments, Launch},
+    tensor_map::Tensor,
 };
 
 /// What each query row sees, and by which queries each key row is seen: the same relation from both sides.
@@ -102,8 +106,19 @@ pub struct AttentionTrainingBackward<'a> {
 /// A slice is too small or out of place, the sizes do not fit together, a head is wider than 256 or no multiple of 8,
 /// or the launch fails.
 pub fn attention_training(gpu: &Gpu, call: &AttentionTraining<'_>) -> Result<()> {
+    attention_training_with(gpu, call, Kernels::Fastest)
+}
+
+/// [`attention_training`] by a choice of kernels.
+///
+/// # Errors
+/// As [`attention_training`].
+pub fn attention_training_with(gpu: &Gpu, call: &AttentionTraining<'_>, kernels: Kernels) -> Result<()> {
     let checked = check("attention for training", call)?;
     if call.rows == 0 {
+        return Ok(());
+    }
+    if kernels == Kernels::Fastest && call.keys > 0 && attention_hopper(gpu, &hopper_call(call, &checked))? {
         return Ok(());
     }
     let tilings = FORWARD.iter().filter(|tiling| tiling.width == kernel_width(call.head_width));
@@ -123,6 +138,18 @@ pub fn attention_training(gpu: &Gpu, call: &AttentionTraining<'_>) -> Result<()>
 /// # Errors
 /// As [`attention_training`].
 pub fn attention_training_backward(gpu: &Gpu, call: &AttentionTrainingBackward<'_>) -> Result<()> {
+    attention_training_backward_with(gpu, call, Kernels::Fastest)
+}
+
+/// [`attention_training_backward`] by a choice of kernels.
+///
+/// # Errors
+/// As [`attention_training`].
+pub fn attention_training_backward_with(
+    gpu: &Gpu,
+    call: &AttentionTrainingBackward<'_>,
+    kernels: Kernels,
+) -> Result<()> {
     const NAME: &str = "attention's backward pass";
     let AttentionTrainingBackward { forward, .. } = *call;
     let AttentionTraining { rows, keys, heads, kv_heads, head_width, .. } = forward;
@@ -134,9 +161,31 @@ pub fn attention_training_backward(gpu: &Gpu, call: &AttentionTrainingBackward<'
     let dk = operand(NAME, "the keys' gradient in bytes", call.dk, call.dk_stride, keys, kv_width)?;
     let dv = operand(NAME, "the values' gradient in bytes", call.dv, call.dv_stride, keys, kv_width)?;
 
+    let mut arguments = BackwardCall {
+        forward: checked,
+        gradient,
+        delta,
+        dq,
+        dk,
+        dv,
+        gradient_stride: call.gradient_stride as u64,
+        dq_stride: call.dq_stride as u64,
+        dk_stride: call.dk_stride as u64,
+        dv_stride: call.dv_stride as u64,
+        factor: forward.scale,
+        key_blocks: 0,
+    };
+    if kernels == Kernels::Fastest && rows > 0 && keys > 0 {
+        let AttentionHopper { queries, keys, values, .. } = hopper_call(&forward, &checked);
+        let gradient = Tensor { address: gradient, row_stride: call.gradient_stride, ..queries };
+        if attention_backward_hopper(gpu, arguments, &Operands { queries, keys, values, gradient })? {
+            return Ok(());
+        }
+    }
+
     let lanes = (head_width / 8).next_power_of_two();
     let threads = rows.checked_mul(heads).and_then(|n| n.checked_mul(lanes)).ok_or(Error::SizeOverflow)?;
-    let arguments = Arguments::new()
+    let delta_arguments = Arguments::new()
         .u64(checked.out)
         .u64(checked.out_stride)
         .u64(gradient)
@@ -148,7 +197,7 @@ pub fn attention_training_backward(gpu: &Gpu, call: &AttentionTrainingBackward<'
         .i32(lanes as i32);
     let launch =
         Launch { grid: [grid(threads.div_ceil(DELTA_THREADS))?, 1, 1], threads: DELTA_THREADS as u32, shared_bytes: 0 };
-    gpu.launch(&gpu.function("attention_training", "attention_training_delta")?, launch, arguments)?;
+    gpu.launch(&gpu.function("attention_training", "attention_training_delta")?, launch, delta_arguments)?;
 
     let tilings = BACKWARD.iter().filter(|tiling| tiling.width == kernel_width(head_width));
     let key_blocks = |tiling: &Backward| keys.div_ceil(tiling.keys).saturating_mul(kv_heads * tiling.parts);
@@ -158,23 +207,35 @@ pub fn attention_training_backward(gpu: &Gpu, call: &AttentionTrainingBackward<'
     let key_blocks = key_blocks(tiling);
     let blocks = key_blocks.saturating_add(rows.div_ceil(tiling.rows).saturating_mul(heads));
     let tiles = keys.div_ceil(tiling.keys).max(rows.div_ceil(tiling.rows));
-    let by_length = is_by_length(gpu, tiles, blocks);
-    let arguments = Arguments::new().value(BackwardCall {
-        forward: Call { by_length, ..checked },
-        gradient,
-        delta,
-        dq,
-        dk,
-        dv,
-        gradient_stride: call.gradient_stride as u64,
-        dq_stride: call.dq_stride as u64,
-        dk_stride: call.dk_stride as u64,
-        dv_stride: call.dv_stride as u64,
-        factor: forward.scale,
-        key_blocks: int(key_blocks)?,
-    });
+    arguments.forward.by_length = is_by_length(gpu, tiles, blocks);
+    arguments.key_blocks = int(key_blocks)?;
     let launch = Launch { grid: [grid(blocks)?, 1, 1], threads: THREADS, shared_bytes: tiling.shared_bytes() };
-    gpu.launch(&gpu.function("attention_training", tiling.kernel)?, launch, arguments)
+    gpu.launch(&gpu.function("attention_training", tiling.kernel)?, launch, Arguments::new().value(arguments))
+}
+
+fn hopper_call(call: &AttentionTraining<'_>, checked: &Call) -> AttentionHopper {
+    let AttentionTraining { rows, keys, heads, kv_heads, head_width, .. } = *call;
+    let tensor = |address, heads, rows, row_stride| Tensor {
+        address,
+        columns: heads * head_width,
+        rows,
+        batch: 1,
+        row_stride,
+        batch_stride: 0,
+    };
+    AttentionHopper {
+        queries: tensor(checked.q, heads, rows, call.q_stride),
+        keys: tensor(checked.k, kv_heads, keys, call.k_stride),
+        values: tensor(checked.v, kv_heads, keys, call.v_stride),
+        out: checked.out,
+        out_stride: call.out_stride,
+        out_batch_stride: 0,
+        log_sum_exp: checked.log_sum_exp,
+        heads,
+        kv_heads,
+        sees: Sees::Bounds { first_key: checked.first_key, end_key: checked.end_key },
+        scale: checked.scale,
+    }
 }
 
 /// A kernel of the forward pass.
@@ -382,7 +443,7 @@ fn check(operation: &'static str, call: &AttentionTraining<'_>) -> Result<Call> 
 /// The forward kernels' argument: `TrainingCall` in `cuda/attention/training_call.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Call {
+pub(crate) struct Call {
     q: u64,
     k: u64,
     v: u64,
@@ -398,11 +459,11 @@ struct Call {
     out_stride: u64,
     rows: i32,
     keys: i32,
-    heads: i32,
-    kv_heads: i32,
-    width: i32,
+    pub(crate) heads: i32,
+    pub(crate) kv_heads: i32,
+    pub(crate) width: i32,
     scale: f32,
-    by_length: i32,
+    pub(crate) by_length: i32,
     padding: i32,
 }
 
@@ -412,8 +473,8 @@ unsafe impl NoUninit for Call {}
 /// The backward kernels' argument: `BackwardCall` in `cuda/attention/training_call.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct BackwardCall {
-    forward: Call,
+pub(crate) struct BackwardCall {
+    pub(crate) forward: Call,
     gradient: u64,
     delta: u64,
     dq: u64,
@@ -424,7 +485,7 @@ struct BackwardCall {
     dk_stride: u64,
     dv_stride: u64,
     factor: f32,
-    key_blocks: i32,
+    pub(crate) key_blocks: i32,
 }
 
 // SAFETY: `Call` has no gap and a multiple of eight bytes; nine numbers of eight bytes, then two of four follow.

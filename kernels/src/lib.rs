@@ -23,7 +23,9 @@ mod add;
 mod advance;
 mod argmax;
 mod attention;
+mod attention_backward_hopper;
 mod attention_few;
+mod attention_hopper;
 mod attention_training;
 mod buffer;
 mod column_sums;
@@ -63,16 +65,19 @@ mod route_training;
 mod routed;
 mod routed_training;
 mod sample;
+mod tensor_map;
 mod weights;
 
 pub use adamw_8bit::{AdamW8bit, adamw_8bit};
 pub use add::{AddGatedRows, add, add_bias, add_gated_rows, convert, scale};
 pub use advance::{Advance, Report, advance};
 pub use argmax::{Argmax, argmax, argmax_workspace};
-pub use attention::{Attention, Mask, attention};
+pub use attention::{Attention, Mask, attention, attention_with};
 pub use attention_few::{AttentionFew, FewShape, FewWorkspace, attention_few};
+pub use attention_hopper::Kernels;
 pub use attention_training::{
     AttentionBounds, AttentionTraining, AttentionTrainingBackward, attention_training, attention_training_backward,
+    attention_training_backward_with, attention_training_with,
 };
 pub use buffer::{Buffer, Slice, pass_bytes};
 pub use column_sums::{ColumnSums, column_sums, column_sums_workspace};

@@ -1,5 +1,5 @@
 //! The embedded images hold the kernels that the launchers ask for: every one, in the machine code of every architecture and
-//! in the assembly for later cards. No device is needed; without `nvcc` at build time there are no images, and nothing to see.
+//! in the assembly for later cards; those for Hopper alone, in its machine code. No device is needed; without `nvcc` at build time there are no images, and nothing to see.
 //!
 //! What an image holds is read from its fatbin: a container of ELF files, one an architecture, whose sections `.text.NAME` are
 //! the kernels. What launchers ask for is read from their source, by a rule that is part of the house style: in a file that
@@ -20,6 +20,8 @@ type Kernels = BTreeMap<String, BTreeSet<String>>;
 
 /// The targets of a build that nothing narrows.
 const TARGETS: [&str; 4] = ["80", "86", "90", "ptx"];
+/// How the names of images end whose kernels are in the machine code of Hopper alone, and the target that has it.
+const HOPPER: (&str, &str) = ("_hopper", "90");
 /// Starts of names that a macro can put together and nobody asks for: weights in tiles have products of their own.
 const NEVER_ASKED: &str = "linear_tiles_";
 
@@ -33,6 +35,10 @@ fn every_image_has_every_architecture() {
         assert_eq!(kernels.keys().cloned().collect::<BTreeSet<_>>(), wanted, "{image}");
         let all: BTreeSet<&String> = kernels.values().flatten().collect();
         for (target, names) in &kernels {
+            if !is_for(&image, target) {
+                assert!(names.is_empty(), "{image} for {target} holds {names:?}");
+                continue;
+            }
             let missing: Vec<_> = all.iter().filter(|name| !names.contains(**name)).collect();
             assert!(missing.is_empty(), "{image} for {target} lacks {missing:?}");
         }
@@ -62,6 +68,11 @@ fn a_kernel_missing_for_one_architecture_is_noticed() {
             }
         }
     }
+}
+
+/// Whether an image holds kernels for a target.
+fn is_for(image: &str, target: &str) -> bool {
+    !image.ends_with(HOPPER.0) || target == HOPPER.1
 }
 
 /// What the crate embeds, by image and target.
@@ -207,7 +218,11 @@ fn faults(images: &BTreeMap<String, Kernels>, launchers: &[Launcher]) -> Vec<Str
     let mut asked: BTreeSet<(&str, &str)> = BTreeSet::new();
     for Launcher { file, names, kernels, families } in launchers {
         let used: Vec<_> = images.iter().filter(|(image, _)| names.contains(*image)).collect();
-        let everywhere = |name: &String| used.iter().any(|(_, image)| image.values().all(|held| held.contains(name)));
+        let everywhere = |name: &String| {
+            used.iter().any(|(image, targets)| {
+                targets.iter().filter(|(target, _)| is_for(image, target)).all(|(_, held)| held.contains(name))
+            })
+        };
         let somewhere = |name: &String| used.iter().any(|(_, image)| image.values().any(|held| held.contains(name)));
         // An image's name need not be a kernel's.
         let wanted = kernels.iter().filter(|name| !images.contains_key(*name) || somewhere(name)).chain(families);

@@ -166,7 +166,8 @@ fn record(report: &Report) -> Result<String> {
         "# What the CUDA kernels take\n\n\
          Written by `cargo xtask kernels --record`. Registers are a thread's, `shared` the static shared memory of a block in bytes, \
          `stack` a thread's\nlocal memory in bytes, `spilled` the bytes stored and loaded for want of registers. Where architectures \
-         differ, the figures are those of {}.\n\n\
+         differ, the figures are those of {}.\nImages whose names end in `_hopper` are for sm_90 alone; there, warps hand \
+         registers on to each other.\n\n\
          Compiler: nvcc {}\n{HASH_LINE}{}\n",
         names_of(&architectures(report)),
         cuda_toolchain::version(&compiler)?,

@@ -1,6 +1,6 @@
 //! Attention of many rows against double precision, with every mask; and that a row's bits are its own.
 
-use ironloom_kernels::{Attention, Buffer, Error, Gpu, Mask, attention};
+use ironloom_kernels::{Attention, Buffer, Error, Gpu, Kernels, Mask, attention, attention_with};
 
 use crate::{buffer, gpu, normals, read_bf16, read_f32, relative_error, round_bf16, upload_bf16};
 
@@ -72,7 +72,7 @@ impl Case {
     }
 
     /// The outputs and the log-sum-exp of a launch. Query rows and histories have NaN behind them.
-    fn run(&self, gpu: &Gpu) -> (Vec<f32>, Vec<f32>) {
+    fn run(&self, gpu: &Gpu, kernels: Kernels) -> (Vec<f32>, Vec<f32>) {
         let Self { batch, rows, length, heads, kv_heads, head_width, mask, .. } = *self;
         let width = heads * head_width;
         let padded = |values: &[f32], part: usize, gap: usize| -> Buffer {
@@ -102,7 +102,7 @@ impl Case {
             scale: self.scale(),
             mask,
         };
-        attention(gpu, &call).unwrap();
+        attention_with(gpu, &call, kernels).unwrap();
         (read_bf16(gpu, &out, batch * rows * width), read_f32(gpu, &log_sum_exp, batch * heads * rows))
     }
 
@@ -123,23 +123,31 @@ impl Case {
     }
 }
 
+/// The kernels of this card, and those of every card.
+const BOTH: [Kernels; 2] = [Kernels::Fastest, Kernels::Portable];
+
 fn check(gpu: &Gpu, sizes: [usize; 6], mask: Mask) {
     let case = Case::new(sizes, mask);
-    let (found, found_log) = case.run(gpu);
     let (expected, expected_log) = case.expected();
-    // Probabilities and the output are rounded to bfloat16.
-    let error = relative_error(&found, &expected);
-    assert!(error < 4e-3, "{sizes:?}, {mask:?}: {error:.2e}");
-    // No row is lost among many.
-    for (row, (found, expected)) in
-        found.chunks_exact(case.head_width).zip(expected.chunks_exact(case.head_width)).enumerate()
-    {
-        let error = relative_error(found, expected);
-        assert!(error < 2e-2, "{sizes:?}, {mask:?}, row and head {row}: {error:.2e}");
-    }
-    for (index, (&found, expected)) in found_log.iter().zip(expected_log).enumerate() {
-        let error = (f64::from(found) - expected).abs();
-        assert!(error < 2e-5 * expected.abs().max(1.0), "{sizes:?}, {mask:?}: log-sum-exp {index}: {error:.2e}");
+    for kernels in BOTH {
+        let (found, found_log) = case.run(gpu, kernels);
+        let name = format!("{sizes:?}, {mask:?}, {kernels:?}");
+        // Probabilities and the output are rounded to bfloat16.
+        let error = relative_error(&found, &expected);
+        assert!(error < 4e-3, "{name}: {error:.2e}");
+        // No row is lost among many.
+        for (row, (found, expected)) in
+            found.chunks_exact(case.head_width).zip(expected.chunks_exact(case.head_width)).enumerate()
+        {
+            let error = relative_error(found, expected);
+            assert!(error < 2e-2, "{name}, row and head {row}: {error:.2e}");
+        }
+        for (index, (&found, expected)) in found_log.iter().zip(&expected_log).enumerate() {
+            let error = (f64::from(found) - expected).abs();
+            assert!(error < 2e-5 * expected.abs().max(1.0), "{name}: log-sum-exp {index}: {error:.2e}");
+        }
+        let again = case.run(gpu, kernels);
+        assert!((found, found_log) == again, "{name}: two runs differ");
     }
 }
 
@@ -151,6 +159,10 @@ fn rows_agree_with_double_precision_for_every_width_and_mask() {
             for mask in [Mask::None, Mask::Causal, Mask::Window(1), Mask::Window(100)] {
                 check(&gpu, [1, rows, rows + before, 4, 2, head_width], mask);
             }
+        }
+        // More tiles of keys than shared memory holds.
+        for mask in [Mask::None, Mask::Causal, Mask::Window(700)] {
+            check(&gpu, [1, 200, 1500, 2, 1, head_width], mask);
         }
     }
 }
@@ -165,6 +177,8 @@ fn rows_agree_with_double_precision_for_every_group_and_in_batches() {
         check(&gpu, [3, 129, 200, 4, 2, head_width], Mask::Causal);
         // Enough blocks for the large ones.
         check(&gpu, [8, 290, 290, 32, 8, head_width], Mask::Window(150));
+        // And enough for heads to follow each other.
+        check(&gpu, [20, 193, 193, 64, 8, head_width], Mask::Window(9));
     }
 }
 
@@ -176,17 +190,19 @@ fn a_row_has_the_same_bits_in_any_call() {
             // 3 x 64 blocks of 128 rows, or many of 64.
             let case = Case::new([1, 300, 420, 64, 16, head_width], mask);
             let width = case.heads * head_width;
-            let whole = case.run(&gpu);
-            for (first, rows) in [(0, 1), (7, 1), (299, 1), (100, 17), (0, 128), (5, 200)] {
-                let (part, part_log) = case.part(first, rows).run(&gpu);
-                assert_eq!(
-                    part,
-                    whole.0[first * width..(first + rows) * width],
-                    "width {head_width}, {mask:?}, rows {first} .. {}",
-                    first + rows
-                );
-                for head in 0..case.heads {
-                    assert_eq!(part_log[head * rows..][..rows], whole.1[head * case.rows + first..][..rows]);
+            for kernels in BOTH {
+                let whole = case.run(&gpu, kernels);
+                for (first, rows) in [(0, 1), (7, 1), (299, 1), (100, 17), (0, 128), (5, 200)] {
+                    let (part, part_log) = case.part(first, rows).run(&gpu, kernels);
+                    assert_eq!(
+                        part,
+                        whole.0[first * width..(first + rows) * width],
+                        "width {head_width}, {mask:?}, {kernels:?}, rows {first} .. {}",
+                        first + rows
+                    );
+                    for head in 0..case.heads {
+                        assert_eq!(part_log[head * rows..][..rows], whole.1[head * case.rows + first..][..rows]);
+                    }
                 }
             }
         }
@@ -271,23 +287,25 @@ fn speed_of_a_pass() {
             scale: 1.0 / (head_width as f32).sqrt(),
             mask: Mask::Causal,
         };
-        let mut times: Vec<f64> = (0..8)
-            .map(|_| {
-                let start = gpu.record_event().unwrap();
-                for _ in 0..5 {
-                    attention(&gpu, &call).unwrap();
-                }
-                gpu.record_event().unwrap().seconds_since(&start).unwrap() / 5.0
-            })
-            .collect();
-        times.sort_by(f64::total_cmp);
-        let pairs = rows * (length - rows) + rows * (rows + 1) / 2;
-        let operations = (4 * batch * heads * head_width * pairs) as f64;
-        let heads = format!("{heads} / {kv_heads} heads x {head_width}");
-        println!(
-            "attention {batch} x {rows} of {length}, {heads}: {:.1} us, {:.0} TFLOP/s",
-            times[4] * 1e6,
-            operations / times[4] / 1e12
-        );
+        for kernels in BOTH {
+            let mut times: Vec<f64> = (0..8)
+                .map(|_| {
+                    let start = gpu.record_event().unwrap();
+                    for _ in 0..5 {
+                        attention_with(&gpu, &call, kernels).unwrap();
+                    }
+                    gpu.record_event().unwrap().seconds_since(&start).unwrap() / 5.0
+                })
+                .collect();
+            times.sort_by(f64::total_cmp);
+            let pairs = rows * (length - rows) + rows * (rows + 1) / 2;
+            let operations = (4 * batch * heads * head_width * pairs) as f64;
+            let heads = format!("{heads} / {kv_heads} heads x {head_width}");
+            println!(
+                "attention {batch} x {rows} of {length}, {heads}, {kernels:?}: {:.1} us, {:.0} TFLOP/s",
+                times[4] * 1e6,
+                operations / times[4] / 1e12
+            );
+        }
     }
 }
