@@ -1,0 +1,490 @@
+// Attention backward with a warpgroup's products (sm_90a), heads of 64 or 128 elements; p, ds and the three gradients are
+// those of flash_backward_dq.cuh and flash_backward_dkv.cuh.
+//
+// An item is BLOCK rows of one head, whose gradients it makes: keys and values of a kv head, from the queries of all its
+// heads, or queries. Either way the rows of two tensors stay, and tiles of TILE rows of two others pass by:
+//
+//            stay      pass by           scores    slopes          sums
+//   keys     k, v      q, gradient       k q^T     v gradient^T    dk += ds^T q, dv += p^T gradient
+//   queries  q, dout   k, v              q k^T     gradient v^T    dq += ds k
+//
+// Scores and slopes are the accumulators of a warpgroup with 64 of the rows, p and ds the left operands in registers of
+// the products behind them, and a passing tile is read by rows in the former products and by columns in the latter. What
+// stays is held in registers as left operands where they suffice: all but keys of heads of 128.
+//
+// A block is persistent. One warp of the first warpgroup takes items from a counter, starts the copies of what they need,
+// a ring of tiles ahead, and writes each query's terms, log-sum-exp times log2 e and delta, beside its tile. The two other
+// warpgroups weigh and add up, with all registers that the first can spare. No item depends on who takes it, or when.
+//
+// A warpgroup never waits for what it started last: slopes are on their way while it takes exponentials, sums of values
+// while it makes ds, sums of keys and the next scores until it needs those. What is left open, the other one fills.
+//
+// Bound: 2 * WIDTH operations a score for each of four products (three for queries) on the tensor cores; exponentials take
+// 0.5 of their cycles for keys and 0.67 for queries at width 64, half of that at 128.
+#pragma once
+
+#include "../vocabulary/warpgroup.cuh"
+#include "exponential.cuh"
+#include "training_call.cuh"
+
+enum ItemKind { NO_ITEM = 0, KEYS_ITEM = 1, QUERIES_ITEM = 2 };
+
+struct Item {
+    int kind;
+    int first_row, head;    // of what stays; a kv head for keys
+    int first_tile, tiles;  // of what passes by, for each head
+};
+
+// What one kernel prepares for the next: how many items have been taken beside the first of each block, and tiles of
+// keys and of queries by falling length, where those are few.
+constexpr int ORDERED_TILES = 512;
+__device__ int taken_items;
+__device__ int tile_order[2][ORDERED_TILES];
+
+template <int WIDTH> struct HopperBackward {
+    static constexpr int BLOCK = 128, TILE = 64, STAGES = WIDTH == 64 ? 6 : 4;
+    static constexpr int PANELS = WIDTH / PANEL_COLUMNS, CONSUMERS = 2, CONSUMER_WARPS = 4 * CONSUMERS;
+    static constexpr int BLOCK_PANEL = BLOCK * PANEL_ROW_BYTES, TILE_PANEL = TILE * PANEL_ROW_BYTES;
+    static constexpr int STAY_BYTES = PANELS * BLOCK_PANEL, TILE_BYTES = PANELS * TILE_PANEL;  // of one tensor
+
+    struct Shared {
+        unsigned char stays[2][STAY_BYTES];
+        unsigned char tiles[STAGES][2][TILE_BYTES];
+        float offsets[STAGES][TILE], deltas[STAGES][TILE];  // of passing queries
+        int2 bounds[BLOCK];                                 // what the rows that stay see: from, to
+        float2 terms[BLOCK];                                // offset and delta of queries that stay
+        uint64_t full[STAGES], empty[STAGES], item_full, item_empty;
+        Item item;
+    };
+    static_assert(sizeof(Shared) <= BLOCK * (4 * WIDTH + 16) + STAGES * TILE * (4 * WIDTH + 8) + 256,
+                  "what the launcher asks for");
+
+    // A place in the ring of tiles, and the parity of its phase.
+    struct Ring {
+        int slot = 0, parity = 0;
+        __device__ __forceinline__ void advance() {
+            if (++slot == STAGES) {
+                slot = 0;
+                parity ^= 1;
+            }
+        }
+    };
+
+    static __device__ __forceinline__ Shared &shared() {
+        extern __shared__ __align__(1024) unsigned char arena[];
+        return *reinterpret_cast<Shared *>(arena);
+    }
+
+    // The compiler has to know that branches are the same for a warp: else it waits for each product.
+    static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(FULL_WARP, x, 0); }
+    static __device__ __forceinline__ Item uniform(const Item &item) {
+        return {uniform(item.kind), uniform(item.first_row), uniform(item.head), uniform(item.first_tile),
+                uniform(item.tiles)};
+    }
+
+    // Offset and delta of a query. One that sees nothing, or is none: the exponential of anything finite less infinity is
+    // zero.
+    static __device__ __forceinline__ float2 terms_of(const BackwardCall &backward, int head, int query) {
+        float2 terms = make_float2(INFINITY, 0.0f);
+        if (query < backward.forward.rows) {
+            const int64_t at = int64_t(head) * backward.forward.rows + query;
+            const float log_sum_exp = backward.forward.log_sum_exp[at];
+            if (log_sum_exp != -INFINITY) terms.x = log_sum_exp * LOG2_E;
+            terms.y = backward.delta[at];
+        }
+        return terms;
+    }
+
+    static __device__ __forceinline__ Item item_at(const BackwardCall &backward, int index) {
+        const TrainingCall &call = backward.forward;
+        const bool of_keys = index < backward.key_blocks;
+        if (!of_keys) index -= backward.key_blocks;
+        const int rows = of_keys ? call.keys : call.rows, columns = of_keys ? call.rows : call.keys;
+        const int heads = of_keys ? call.kv_heads : call.heads, tiles = (rows + BLOCK - 1) / BLOCK;
+        if (index >= tiles * heads) return {NO_ITEM, 0, 0, 0, 0};
+        int tile, head;
+        if (call.by_length) {
+            tile = tile_order[of_keys ? 0 : 1][index / heads];
+            head = index % heads;
+        } else {
+            // All tiles of a head follow each other: what passes by stays in the second-level cache.
+            tile = of_keys ? index % tiles : tiles - 1 - index % tiles;
+            head = index / tiles;
+        }
+        const int first_row = tile * BLOCK, last_row = min(first_row + BLOCK, rows) - 1;
+        const int some_first = (of_keys ? call.first_query : call.first_key)[first_row];
+        const int some_end = (of_keys ? call.end_query : call.end_key)[last_row];
+        const int first_tile = max(some_first, 0) / TILE, end_tile = (min(some_end, columns) + TILE - 1) / TILE;
+        return {of_keys ? KEYS_ITEM : QUERIES_ITEM, first_row, head, first_tile, max(end_tile - first_tile, 0)};
+    }
+
+    // A warp that starts the copies of one item after the other.
+    static __device__ __forceinline__ void produce(const BackwardCall &backward, const TensorMap &q, const TensorMap &k,
+                                                   const TensorMap &v, const TensorMap &gradient) {
+        const TrainingCall &call = backward.forward;
+        const int lane = threadIdx.x % WARP, group = call.heads / call.kv_heads;
+        const uint32_t base = shared_address(&shared());
+        Ring ring;
+        int item_parity = 0;
+        for (int index = blockIdx.x;; item_parity ^= 1) {
+            const Item item = item_at(backward, index);
+            int taken = 0;
+            if (lane == 0) taken = atomicAdd(&taken_items, 1);
+            const bool of_keys = item.kind == KEYS_ITEM;
+            wait_for_phase(base + offsetof(Shared, item_empty), item_parity ^ 1);
+            if (item.kind == NO_ITEM) {
+                if (lane == 0) {
+                    shared().item = item;
+                    arrive(base + offsetof(Shared, item_full));
+                }
+                arrive(base + offsetof(Shared, item_full));
+                return;
+            }
+            if (lane == 0) {
+                shared().item = item;
+                arrive_expecting(base + offsetof(Shared, item_full), 2 * STAY_BYTES);
+                for (int part = 0; part < 2; part++) {
+                    const TensorMap &map = of_keys ? (part ? v : k) : (part ? gradient : q);
+                    for (int panel = 0; panel < PANELS; panel++) {
+                        for (int half = 0; half < BLOCK / TILE; half++) {
+                            copy_box(base + offsetof(Shared, stays) + part * STAY_BYTES + panel * BLOCK_PANEL +
+                                         half * TILE_PANEL,
+                                     map, item.head * WIDTH + panel * PANEL_COLUMNS, item.first_row + half * TILE, 0,
+                                     base + offsetof(Shared, item_full));
+                        }
+                    }
+                }
+            }
+            const int last_row = (of_keys ? call.keys : call.rows) - 1;
+            const int *first = of_keys ? call.first_query : call.first_key;
+            const int *end = of_keys ? call.end_query : call.end_key;
+            for (int row = lane; row < BLOCK; row += WARP) {
+                const int own = item.first_row + row, seen = min(own, last_row);
+                shared().bounds[row] = make_int2(first[seen], end[seen]);
+                if (!of_keys) shared().terms[row] = terms_of(backward, item.head, own);
+            }
+            arrive(base + offsetof(Shared, item_full));
+            const int heads = of_keys ? group : 1, first_head = of_keys ? item.head * group : item.head / group;
+            for (int head = first_head; head < first_head + heads; head++) {
+                for (int tile = item.first_tile; tile < item.first_tile + item.tiles; tile++) {
+                    const int row = tile * TILE;
+                    float2 terms[2];
+                    if (of_keys) {
+                        terms[0] = terms_of(backward, head, row + lane);
+                        terms[1] = terms_of(backward, head, row + lane + WARP);
+                    }
+                    const uint32_t full = base + offsetof(Shared, full) + ring.slot * 8;
+                    wait_for_phase(base + offsetof(Shared, empty) + ring.slot * 8, ring.parity ^ 1);
+                    if (lane == 0) {
+                        arrive_expecting(full, 2 * TILE_BYTES);
+                        for (int part = 0; part < 2; part++) {
+                            const TensorMap &map = of_keys ? (part ? gradient : q) : (part ? v : k);
+                            for (int panel = 0; panel < PANELS; panel++) {
+                                copy_box(base + offsetof(Shared, tiles) + (ring.slot * 2 + part) * TILE_BYTES +
+                                             panel * TILE_PANEL,
+                                         map, head * WIDTH + panel * PANEL_COLUMNS, row, 0, full);
+                            }
+                        }
+                    }
+                    if (of_keys) {
+                        shared().offsets[ring.slot][lane] = terms[0].x;
+                        shared().offsets[ring.slot][lane + WARP] = terms[1].x;
+                        shared().deltas[ring.slot][lane] = terms[0].y;
+                        shared().deltas[ring.slot][lane + WARP] = terms[1].y;
+                    }
+                    arrive(full);
+                    ring.advance();
+                }
+            }
+            index = gridDim.x + __shfl_sync(FULL_WARP, taken, 0);
+        }
+    }
+
+    // A tensor's rows that stay, of one warpgroup, as left operands: in registers, or where they lie.
+    template <bool IN_REGISTERS> struct Stay {
+        uint32_t operands[IN_REGISTERS ? WIDTH / 16 : 1][4];
+        uint32_t address;
+
+        __device__ __forceinline__ void load(int part, int first_row) {
+            const unsigned char *rows = shared().stays[part];
+            address = shared_address(rows) + first_row * PANEL_ROW_BYTES;
+            if constexpr (IN_REGISTERS) {
+                const int warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
+                const int row = first_row + warp * 16 + lane % 16;
+#pragma unroll
+                for (int step = 0; step < WIDTH / 16; step++) {
+                    const int piece = step % 4 * 2 + lane / 16;
+                    load_matrices(operands[step],
+                                  rows + step / 4 * BLOCK_PANEL + row * PANEL_ROW_BYTES + (piece ^ row % 8) * 16);
+                }
+            }
+        }
+
+        // out = rows tile^T.
+        __device__ __forceinline__ void multiply(uint32_t tile, float (&out)[TILE / 8][4]) const {
+#pragma unroll
+            for (int step = 0; step < WIDTH / 16; step++) {
+                const uint64_t b = operand_at(tile + step / 4 * TILE_PANEL + step % 4 * 32);
+                if constexpr (IN_REGISTERS) {
+                    multiply_rows_async(out, operands[step], b, step > 0);
+                } else {
+                    multiply_rows_async(out, operand_at(address + step / 4 * BLOCK_PANEL + step % 4 * 32), b, step > 0);
+                }
+            }
+        }
+    };
+
+    // sums += a tile for a [64, TILE] in registers.
+    static __device__ __forceinline__ void add_products(const uint32_t (&a)[TILE / 16][4], uint32_t tile,
+                                                        float (&sums)[WIDTH / 8][4]) {
+#pragma unroll
+        for (int step = 0; step < TILE / 16; step++) {
+            multiply_columns_async(sums, a[step], operand_at(tile + step * 16 * PANEL_ROW_BYTES, TILE_PANEL));
+        }
+    }
+
+    static __device__ __forceinline__ void pack(const float (&p)[TILE / 8][4], uint32_t (&a)[TILE / 16][4]) {
+#pragma unroll
+        for (int step = 0; step < TILE / 16; step++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float(&pair)[4] = p[2 * step + i / 2];
+                a[step][i] = pack_pair(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+            }
+        }
+    }
+
+    // One item's gradients: 64 rows of it in each warpgroup of consumers.
+    template <bool OF_KEYS> static __device__ __forceinline__ void consume(const BackwardCall &backward, const Item &item,
+                                                                           Ring &ring) {
+        constexpr bool IN_REGISTERS = WIDTH == 64 || !OF_KEYS;
+        const TrainingCall &call = backward.forward;
+        const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        const int first_row = uniform(threadIdx.x / WARPGROUP - 1) * 64;
+        const int warp_row = first_row + threadIdx.x / WARP % 4 * 16;
+        const int rows = (OF_KEYS ? call.keys : call.rows) - item.first_row;
+        const int columns = OF_KEYS ? call.rows : call.keys, heads = OF_KEYS ? call.heads / call.kv_heads : 1;
+        const uint32_t base = shared_address(&shared());
+        const auto release_item = [&] {
+            __syncwarp();
+            if (lane == 0) arrive(base + offsetof(Shared, item_empty));
+        };
+        const auto release = [&](int slot) {
+            __syncwarp();
+            if (lane == 0) arrive(base + offsetof(Shared, empty) + slot * 8);
+        };
+        const auto wait_for_tile = [&] { wait_for_phase(base + offsetof(Shared, full) + ring.slot * 8, ring.parity); };
+        const auto skip = [&](int tiles) {
+#pragma unroll 1
+            for (int i = 0; i < tiles; i++) {
+                wait_for_tile();
+                release(ring.slot);
+                ring.advance();
+            }
+        };
+
+        // What the warpgroup's rows see: tiles own_first .. own_end, of which those within all_first .. all_end whole.
+        const int2 first_bounds = shared().bounds[first_row], last_bounds = shared().bounds[first_row + 63];
+        const int all_first = uniform(last_bounds.x), all_end = uniform(first_bounds.y);
+        const int end_tile = item.first_tile + item.tiles;
+        int own_first = uniform(max(first_bounds.x, 0) / TILE);
+        int own_end = uniform((min(last_bounds.y, columns) + TILE - 1) / TILE);
+        if (first_row >= rows || own_first >= own_end) own_first = own_end = item.first_tile;
+        int from[2];
+        unsigned span[2];
+        float offset[2], delta[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = warp_row + half * 8 + g;
+            from[half] = shared().bounds[row].x;
+            span[half] = shared().bounds[row].y - from[half];
+            if constexpr (!OF_KEYS) {
+                offset[half] = shared().terms[row].x;
+                delta[half] = shared().terms[row].y;
+            }
+        }
+        Stay<IN_REGISTERS> stay[2];
+        stay[0].load(0, first_row);
+        stay[1].load(1, first_row);
+        if (IN_REGISTERS || own_first == own_end) release_item();
+
+        float sums[WIDTH / 8][4] = {}, value_sums[OF_KEYS ? WIDTH / 8 : 1][4] = {};
+        float scores[TILE / 8][4] = {}, slopes[TILE / 8][4] = {};
+        uint32_t p[TILE / 16][4], ds[TILE / 16][4];
+        settle(sums);
+        settle(value_sums);
+        settle(scores);
+        settle(slopes);
+        const auto start_tile = [&] {
+            const uint32_t tile = base + offsetof(Shared, tiles) + ring.slot * 2 * TILE_BYTES;
+            wait_for_tile();
+            begin_products();
+            stay[0].multiply(tile, scores);
+            commit_products();
+            stay[1].multiply(tile + TILE_BYTES, slopes);
+            commit_products();
+        };
+        if (own_first == own_end) {
+            skip(heads * item.tiles);
+        } else {
+            int head = 0, tile = own_first, held = -1;
+            skip(own_first - item.first_tile);
+            start_tile();
+            while (true) {
+                const bool is_last = tile + 1 == own_end && head + 1 == heads;
+                const int column = tile * TILE + 2 * t;
+                const uint32_t passing = base + offsetof(Shared, tiles) + ring.slot * 2 * TILE_BYTES;
+                // Scores, and with them all products of the tile before.
+                wait_for_products<1>();
+                settle(scores);
+                if (held >= 0) release(held);
+                if (tile * TILE < all_first || tile * TILE + TILE > all_end) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        // In unsigned numbers one comparison serves both ends.
+                        const unsigned place = column - from[half];
+#pragma unroll
+                        for (int i = 0; i < TILE / 8; i++) {
+                            if (place + 8 * i >= span[half]) scores[i][2 * half] = -INFINITY;
+                            if (place + 8 * i + 1 >= span[half]) scores[i][2 * half + 1] = -INFINITY;
+                        }
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < TILE / 8; i++) {
+                    float2 own;
+                    if constexpr (OF_KEYS) {
+                        own = *reinterpret_cast<const float2 *>(&shared().offsets[ring.slot][8 * i + 2 * t]);
+                    }
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float less = OF_KEYS ? (e % 2 ? own.y : own.x) : offset[e / 2];
+                        scores[i][e] = exp2_hardware(__fmaf_rn(scores[i][e], call.scale, -less));
+                    }
+                }
+                if constexpr (OF_KEYS) {
+                    pack(scores, p);
+                    begin_products();
+                    add_products(p, passing + TILE_BYTES, value_sums);
+                    commit_products();
+                }
+                // Slopes; only the sums of values may run on.
+                wait_for_products<OF_KEYS ? 1 : 0>();
+                settle(slopes);
+                if (!IN_REGISTERS && is_last) release_item();
+#pragma unroll
+                for (int i = 0; i < TILE / 8; i++) {
+                    float2 own;
+                    if constexpr (OF_KEYS) {
+                        own = *reinterpret_cast<const float2 *>(&shared().deltas[ring.slot][8 * i + 2 * t]);
+                    }
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float less = OF_KEYS ? (e % 2 ? own.y : own.x) : delta[e / 2];
+                        slopes[i][e] = scores[i][e] * (slopes[i][e] - less);
+                    }
+                }
+                pack(slopes, ds);
+                begin_products();
+                add_products(ds, passing, sums);
+                commit_products();
+                held = ring.slot;
+                ring.advance();
+                if (is_last) break;
+                int others = 0;
+                if (++tile == own_end) {
+                    others = end_tile - own_end + own_first - item.first_tile;
+                    tile = own_first;
+                    head++;
+                }
+                // Heads of 128 need all registers: those of p and ds are free before scores take theirs. And more tiles
+                // than the ring has beside the one held and the next would never come.
+                if (WIDTH == 128 || others > STAGES - 2) {
+                    wait_for_products<0>();
+                    release(held);
+                    held = -1;
+                }
+                skip(others);
+                start_tile();
+            }
+            wait_for_products<0>();
+            release(held);
+            skip(end_tile - own_end);
+        }
+        settle(sums);
+        settle(value_sums);
+        const int row = warp_row + g, kind_rows = rows - row;
+        const int64_t at = item.first_row + row, head_column = int64_t(item.head) * WIDTH;
+        if constexpr (OF_KEYS) {
+            store(sums, backward.factor, backward.dk + at * backward.dk_stride + head_column, backward.dk_stride, kind_rows);
+            store(value_sums, 1.0f, backward.dv + at * backward.dv_stride + head_column, backward.dv_stride, kind_rows);
+        } else {
+            store(sums, backward.factor, backward.dq + at * backward.dq_stride + head_column, backward.dq_stride, kind_rows);
+        }
+    }
+
+    // Writes sums times a factor to the lane's rows, at `out` and eight rows on, where `rows` has them. Four lanes have
+    // two columns each of four pieces of eight; they change them about, so that each has a whole piece.
+    static __device__ __forceinline__ void store(const float (&sums)[WIDTH / 8][4], float factor, bf16 *out,
+                                                 int64_t stride, int rows) {
+        const int t = threadIdx.x % 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int four = 0; four < WIDTH / 8; four += 4) {
+                uint32_t x[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    x[i] = pack_pair(sums[four + i][2 * half] * factor, sums[four + i][2 * half + 1] * factor);
+                }
+#pragma unroll
+                for (int bit = 1; bit < 4; bit *= 2) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        if (i & bit) continue;
+                        const uint32_t other =
+                            __shfl_xor_sync(FULL_WARP, t & bit ? x[i] : x[i | bit], bit);
+                        (t & bit ? x[i] : x[i | bit]) = other;
+                    }
+                }
+                if (half * 8 < rows) {
+                    *reinterpret_cast<uint4 *>(out + half * 8 * stride + four * 8 + t * 8) =
+                        make_uint4(x[0], x[1], x[2], x[3]);
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void run(const BackwardCall &backward, const TensorMap &q, const TensorMap &k,
+                                               const TensorMap &v, const TensorMap &gradient) {
+        const uint32_t base = shared_address(&shared());
+        if (threadIdx.x == 0) {
+            for (int slot = 0; slot < STAGES; slot++) {
+                // Each lane of the producer, and the announcement of bytes.
+                initialize_barrier(base + offsetof(Shared, full) + slot * 8, WARP + 1);
+                initialize_barrier(base + offsetof(Shared, empty) + slot * 8, CONSUMER_WARPS);
+            }
+            initialize_barrier(base + offsetof(Shared, item_full), WARP + 1);
+            initialize_barrier(base + offsetof(Shared, item_empty), CONSUMER_WARPS);
+            publish_barriers();
+        }
+        __syncthreads();
+        if (threadIdx.x < WARPGROUP) {
+            give_registers_back<32>();
+            if (threadIdx.x < WARP) produce(backward, q, k, v, gradient);
+        } else {
+            take_registers<240>();
+            Ring ring;
+            for (int parity = 0;; parity ^= 1) {
+                wait_for_phase(base + offsetof(Shared, item_full), parity);
+                const Item item = uniform(shared().item);
+                if (item.kind == NO_ITEM) break;
+                if (item.kind == KEYS_ITEM) {
+                    consume<true>(backward, item, ring);
+                } else {
+                    consume<false>(backward, item, ring);
+                }
+            }
+        }
+    }
+};
