@@ -361,7 +361,8 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
     __syncthreads();
 }
 
-template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
+// `CLUSTERED`: the LEAF blocks of a leaf are a cluster.
+template <int WIDTH, bool CLUSTERED> __device__ __forceinline__ void attend(const Call &call) {
     constexpr int THREADS = Shared<WIDTH>::WARPS * WARP;
     extern __shared__ __align__(16) unsigned char arena[];
     Shared<WIDTH> &shared = *reinterpret_cast<Shared<WIDTH> *>(arena);
@@ -383,10 +384,10 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     };
     Job job;
     find_heads(call, job);
-    if (CLUSTERS && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
+    if (CLUSTERED && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
     wait_for_previous_kernel();
     if (!find_history(call, job, WIDTH)) return;
-    const bool in_cluster = CLUSTERS && !job.one_chunk();
+    const bool in_cluster = CLUSTERED && !job.one_chunk();
     if (in_cluster) arrive_ready();
     if (job.has_chunk(blockIdx.z)) {
         // Asked for before the chunk, whose many copies would delay them; idle blocks ask for nothing.
@@ -401,7 +402,7 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
         if (in_cluster) {
             finish_in_cluster<THREADS>(call, job, leaf, time, block_sums, shared.heads, shared.received, shared.last);
         } else if (job.has_chunk(leaf)) {
-            finish_by_tickets<THREADS, CLUSTERS>(call, job, leaf, block_sum, shared.heads, WIDTH, shared.last);
+            finish_by_tickets<THREADS, CLUSTERED>(call, job, leaf, block_sum, shared.heads, WIDTH, shared.last);
         }
         leaf += gridDim.z;
         if (!job.has_leaf(leaf)) return;
@@ -429,7 +430,12 @@ template <int WIDTH> __device__ __forceinline__ void attend(const Call &call) {
     extern "C" __global__ void CLUSTER_OF(LEAF) __launch_bounds__(Shared<WIDTH>::WARPS *WARP, 2)                      \
         attention_few_##WIDTH(PARAMETERS) {                                                                           \
         let_next_kernel_start();                                                                                      \
-        attend<WIDTH>(CALL);                                                                                          \
+        attend<WIDTH, CLUSTERS>(CALL);                                                                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(Shared<WIDTH>::WARPS *WARP, 2)                                       \
+        attention_few_##WIDTH##_by_tickets(PARAMETERS) {                                                              \
+        let_next_kernel_start();                                                                                      \
+        attend<WIDTH, false>(CALL);                                                                                   \
     }
 
 ATTENTION_FEW(64, 38 << 10)

@@ -83,6 +83,9 @@ const MOST_WIDTH: usize = 256;
 /// Blocks that are enough for a card: two of these for each multiprocessor of a large one.
 const BLOCKS: usize = 256;
 
+/// For each of so many multiprocessors a cluster runs: its blocks take four of a group of 16 or 18.
+const MULTIPROCESSORS_A_CLUSTER: usize = 5;
+
 const NAME: &str = "attention of few rows";
 
 /// How a shape is cut into blocks.
@@ -151,13 +154,13 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         let what = "the number of pairs that turn";
         return Err(Error::Shape { operation: NAME, what, expected: head_width / 2, found: half });
     }
-    // The kernel, its threads, and its shared memory.
-    let (kernel, threads, shared_bytes) = match head_width {
-        64 if half.is_multiple_of(8) => ("attention_few_64", 256, 38 << 10),
-        96 if half.is_multiple_of(8) => ("attention_few_96", 256, 57 << 10),
-        128 if half.is_multiple_of(8) => ("attention_few_128", 256, 74 << 10),
-        256 if half.is_multiple_of(8) => ("attention_few_256", 128, 82 << 10),
-        1..=MOST_WIDTH => ("attention_few_any_width", 128, 44 << 10),
+    // The kernels by clusters and by tickets, which give the same bits, their threads, and their shared memory.
+    let (kernels, threads, shared_bytes) = match head_width {
+        64 if half.is_multiple_of(8) => (["attention_few_64", "attention_few_64_by_tickets"], 256, 38 << 10),
+        96 if half.is_multiple_of(8) => (["attention_few_96", "attention_few_96_by_tickets"], 256, 57 << 10),
+        128 if half.is_multiple_of(8) => (["attention_few_128", "attention_few_128_by_tickets"], 256, 74 << 10),
+        256 if half.is_multiple_of(8) => (["attention_few_256", "attention_few_256_by_tickets"], 128, 82 << 10),
+        1..=MOST_WIDTH => (["attention_few_any_width"; 2], 128, 44 << 10),
         _ => {
             let what = format!("heads of {head_width} elements; up to {MOST_WIDTH} are supported");
             return Err(Error::Unsupported { operation: NAME, what });
@@ -199,5 +202,8 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         .i32(int(plan.most_chunks)?)
         .i32(int(plan.most_leaves)?);
     let grid = [int(LEAF * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
-    gpu.launch(&gpu.function("attention_few", kernel)?, Launch { grid, threads, shared_bytes }, arguments)
+    let clusters = grid.iter().product::<u32>() as usize / LEAF;
+    let by_tickets = clusters > gpu.properties().multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
+    let function = gpu.function("attention_few", kernels[usize::from(by_tickets)])?;
+    gpu.launch(&function, Launch { grid, threads, shared_bytes }, arguments)
 }

@@ -305,6 +305,17 @@ impl Tensor {
         out.reshape(self.shape)
     }
 
+    /// Copies the elements, single precision on a graphics card, to `to` there.
+    ///
+    /// # Errors
+    /// They are elsewhere or held otherwise, `to` is too small, or the device fails.
+    pub fn copy_to(&self, to: Slice<'_>) -> Result<()> {
+        const NAME: &str = "copying a tensor";
+        let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced(NAME, "a graphics card")) };
+        let bytes = 4 * self.shape.elements()?;
+        Ok(storage.gpu.copy(to, self.cuda(NAME, Form::F32)?.part(0, bytes)?)?)
+    }
+
     /// The rows on a graphics card, whatever lies between them.
     pub(crate) fn cuda_rows(&self, operation: &'static str) -> Result<CudaRows<'_>> {
         let Storage::Cuda(storage) = &self.storage else { return Err(self.misplaced(operation, "a graphics card")) };

@@ -13,7 +13,7 @@
 mod state;
 
 use ironloom_kernels::{self as kernels, Buffer, Gpu, Graph, JudgeStep, StepLimits, StepResult, StepValues};
-use ironloom_lm::{CardRows, KernelTime, Model, TrainingPass, TrainingRows};
+use ironloom_lm::{CardRows, FeedForwardConfig, KernelTime, Model, TrainingPass, TrainingRows};
 use ironloom_tensor::{
     Arena, Context, CudaDevice, Device, Gradients, Tape, Tensor,
     ops::{Figures, PassNumbers},
@@ -62,6 +62,10 @@ pub(crate) struct CardTrainer {
     gradients: Gradients,
     figures: Figures,
     passes: Vec<CardRows>,
+    /// Routed layers, and experts of each.
+    routed: [usize; 2],
+    /// Where a step leaves the share of rows of each expert: F32 `[passes][layers][experts]`.
+    loads: Buffer,
     captured: Option<Captured>,
     values: Buffer,
     limits: Buffer,
@@ -88,8 +92,6 @@ struct Average {
 struct Captured {
     graph: Graph,
     options: CardOptions,
-    /// The share of rows of each expert, by layer and pass.
-    shares: Vec<Vec<Tensor>>,
 }
 
 const NAME: &str = "training";
@@ -123,7 +125,11 @@ impl CardTrainer {
             None => None,
         };
         let pieces = kernels::sum_of_squares_pieces(arena.elements());
+        let config = model.config();
+        let routed = config.layers.iter().filter(|layer| layer.feed_forward == FeedForwardConfig::Routed).count();
         Ok(Self {
+            routed: [routed, config.experts.as_ref().map_or(0, |experts| experts.count)],
+            loads: cleared(&gpu, 0)?,
             figures: Figures::new(device)?,
             values: cleared(&gpu, size_of::<StepValues>())?,
             limits: cleared(&gpu, size_of::<StepLimits>())?,
@@ -208,6 +214,8 @@ impl CardTrainer {
             let figures = self.figures.another_pass()?;
             self.passes.push(CardRows::new(model, rows.max(held), figures)?);
         }
+        let [layers, experts] = self.routed;
+        self.loads = cleared(&self.gpu, 4 * batches.len() * layers * experts)?;
         Ok(())
     }
 
@@ -215,32 +223,33 @@ impl CardTrainer {
     fn capture(&mut self, model: &Model, options: CardOptions) -> Result<()> {
         self.captured = None;
         let gpu = self.gpu.clone();
-        let (graph, shares) = gpu.capture(|| self.launch(model, options))?;
-        self.captured = Some(Captured { graph, options, shares });
+        let (graph, ()) = gpu.capture(|| self.launch(model, options))?;
+        self.captured = Some(Captured { graph, options });
         Ok(())
     }
 
     /// The time of each kernel of a step on what the last step was on. The weights move as in some steps.
     pub(crate) fn profile(&mut self, model: &Model, options: CardOptions) -> Result<Vec<KernelTime>> {
         let gpu = self.gpu.clone();
-        gpu.profile(|| self.launch(model, options).map(drop))
+        gpu.profile(|| self.launch(model, options))
     }
 
-    /// Puts a step into the stream: passes, judgement, optimizer, average. The result is the share of rows of each expert, by layer
-    /// and pass.
-    fn launch(&mut self, model: &Model, options: CardOptions) -> Result<Vec<Vec<Tensor>>> {
+    /// Puts a step into the stream: passes, judgement, optimizer, average.
+    fn launch(&mut self, model: &Model, options: CardOptions) -> Result<()> {
         let Self { gpu, device, arena, gradients, figures, passes, .. } = self;
         let (partial, values, limits, result) = (&self.partial, &self.values, &self.limits, &self.result);
         let (runs, average, optimizer, cuda) = (&self.runs, &self.average, &self.optimizer, card_of(device)?);
         gradients.begin_step();
         figures.clear()?;
-        let mut shares = Vec::with_capacity(passes.len());
-        for pass in passes.iter() {
+        let ([layers, experts], loads) = (self.routed, &self.loads);
+        for (number, pass) in passes.iter().enumerate() {
             let tape = Tape::on_card(pass.figures().clone());
             model.watch(&tape);
             let loss = model.loss_on_card(&Context::training(device, &tape), pass, &options.pass)?;
             tape.backward(&loss, Tensor::from_f32(vec![1.0], [1])?, gradients)?;
-            shares.push(tape.expert_shares());
+            for (layer, shares) in tape.expert_shares().iter().enumerate() {
+                shares.copy_to(loads.part(4 * experts * (number * layers + layer), 4 * experts)?)?;
+            }
         }
         arena.clear_unwritten(gradients)?;
         kernels::sum_of_squares(gpu, arena.gradients(), partial.slice(), arena.elements())?;
@@ -267,17 +276,21 @@ impl CardTrainer {
             };
             kernels::weight_average(gpu, &call)?;
         }
-        Ok(shares)
+        Ok(())
     }
 
     /// The share of rows of each expert, the mean over the passes.
     fn expert_loads(&self, batches: &[TrainingRows<'_>], tokens: usize) -> Result<Vec<Vec<f32>>> {
+        let [layers, experts] = self.routed;
         let mut loads: Vec<Vec<f32>> = Vec::new();
-        let Some(captured) = &self.captured else { return Ok(loads) };
-        for (shares, batch) in captured.shares.iter().zip(batches) {
-            let part = batch.ids.len() as f32 / tokens as f32;
-            let of_layers = shares.iter().map(|layer| layer.clone().into_f32()).collect::<ironloom_tensor::Result<Vec<_>>>()?;
-            crate::trainer::add_loads(&mut loads, of_layers, part);
+        if layers * experts == 0 {
+            return Ok(loads);
+        }
+        let mut held = vec![0.0f32; batches.len() * layers * experts];
+        self.gpu.read(self.loads.slice(), bytemuck::cast_slice_mut(&mut held))?;
+        for (pass, batch) in held.chunks_exact(layers * experts).zip(batches) {
+            let of_layers = pass.chunks_exact(experts).map(<[f32]>::to_vec).collect();
+            crate::trainer::add_loads(&mut loads, of_layers, batch.ids.len() as f32 / tokens as f32);
         }
         Ok(loads)
     }

@@ -10,7 +10,8 @@
 // theirs to the row's result. Blocks go through a row's leaves in steps of the grid: which block does what changes no
 // bit.
 //
-// With clusters, the LEAF blocks of a leaf are one cluster: each of them receives a LEAFth of every head of every chunk
+// With clusters (of which some 30 run at a time on 132 multiprocessors, as a cluster is within one of their groups: more
+// leaves than that take twice as long, and go by tickets), the LEAF blocks of a leaf are one cluster: each of them receives a LEAFth of every head of every chunk
 // in its shared memory, merges it, and writes it out, or, with several leaves, leaves it in global memory to the last
 // to arrive of the same rank (an integer ticket): some 400 cycles, where a ticket with its fences and reads takes
 // 2,000. Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph
