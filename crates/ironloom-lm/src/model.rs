@@ -52,6 +52,10 @@ pub(crate) enum BlockFeedForward {
     Routed(Box<Experts>),
 }
 
+/// Rows of a prompt that its last layer computes where only the last one's logits are wanted. A row's bits are those it has
+/// among all; few enough rows that a card took other kernels would change them.
+const LAST_ROWS: usize = 64;
+
 /// Which rows of a pass get logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitRows {
@@ -193,17 +197,24 @@ impl Model {
         rows: LogitRows,
     ) -> Result<Tensor> {
         let (ids, positions) = (Indices::new(cx.device, ids)?, Indices::new(cx.device, positions)?);
-        let (hidden, normed) = self.hidden(cx, &ids, &positions, &mut PassRows::Spans(spans))?;
+        let mut pass = match spans {
+            [span] if rows == LogitRows::Last && span.rows > LAST_ROWS => PassRows::Last { span, rows: LAST_ROWS },
+            spans => PassRows::Spans(spans),
+        };
+        let (hidden, normed) = self.hidden(cx, &ids, &positions, &mut pass)?;
         if rows == LogitRows::All || last_rows.len() == ids.len() {
             return Ok(self.head.forward(cx, &normed)?);
         }
         // A row's logits must not depend on how many rows its prompt had.
         let cx = cx.with_path(Path::Few);
-        let last = ops::gather_rows(&cx, &hidden, last_rows)?;
+        let left_out = (ids.len() - hidden.rows()) as u32;
+        let last_rows: Vec<u32> = last_rows.iter().map(|row| row - left_out).collect();
+        let last = ops::gather_rows(&cx, &hidden, &last_rows)?;
         Ok(self.head.forward(&cx, &self.output_norm.forward(&cx, &last)?)?)
     }
 
-    /// The rows after the last layer, and the output norm of them.
+    /// The rows after the last layer, and the output norm of them: of [`PassRows::Last`] those that come out, which only the
+    /// last layer distinguishes.
     pub(crate) fn hidden(
         &self,
         cx: &Context,
@@ -222,6 +233,11 @@ impl Model {
         let mut normed = norm_before(0).forward(cx, &x)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let rows = match rows {
+                PassRows::Last { span, rows } if layer + 1 == self.blocks.len() => {
+                    x = x.rows_view(x.rows().saturating_sub(*rows)..x.rows())?;
+                    PassRows::Last { span, rows: *rows }
+                }
+                PassRows::Last { span, .. } => PassRows::Spans(std::slice::from_mut(span)),
                 PassRows::Spans(spans) => PassRows::Spans(spans),
                 PassRows::Table(table) => PassRows::Table(table),
             };
@@ -233,7 +249,7 @@ impl Model {
 }
 
 impl Block {
-    /// The rows after the block, and `next`'s norm of them, from the rows before it and their norm.
+    /// The rows after the block, and `next`'s norm of them, from the rows before it (those that come out) and the norm of all.
     fn forward(
         &self,
         cx: &Context,
@@ -269,4 +285,43 @@ pub(crate) fn plan(config: &Config, device: &Device, weight_bytes: u64, position
         .with("weights", weight_bytes)
         .with(format!("cache of {positions} positions"), config.cache_bytes(device, positions))
         .with("activations", ((chunk * row + config.vocab_size) * size_of::<f32>()) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use ironloom_quant::WeightFormat;
+
+    use super::*;
+    use crate::DenseShape;
+
+    #[test]
+    fn the_last_rows_of_a_prompt_are_those_of_all() {
+        let shape = DenseShape {
+            vocab_size: 300,
+            width: 128,
+            layers: 3,
+            heads: 2,
+            kv_heads: 1,
+            head_width: 64,
+            inner_width: 200,
+        };
+        let card = Device::cuda(0, 2).inspect_err(|error| println!("no card: {error}"));
+        for device in [Ok(Device::cpu(2)), card].into_iter().flatten() {
+            let model = Model::random(&Config::dense(shape), &device, WeightFormat::Bf16, 7).unwrap();
+            let (cx, limit) = (Context::inference(&device), 200u32);
+            let ids: Vec<u32> = (0..limit).map(|row| row * 7919 % 300).collect();
+            let ids = Indices::new(&device, &ids).unwrap();
+            let positions = Indices::new(&device, &(0..limit).collect::<Vec<_>>()).unwrap();
+            let mut caches = [model.new_cache(), model.new_cache()];
+            let [all, mut last] = caches.each_mut().map(|cache| Span { cache, rows: limit as usize });
+            let all = model.hidden(&cx, &ids, &positions, &mut PassRows::Spans(&mut [all])).unwrap();
+            let last = model.hidden(&cx, &ids, &positions, &mut PassRows::Last { span: &mut last, rows: 64 }).unwrap();
+            for (all, last) in [(all.0, last.0), (all.1, last.1)] {
+                assert_eq!(last.rows(), 64);
+                let all = all.rows_view(200 - 64..200).unwrap().into_f32().unwrap();
+                assert!(all.iter().any(|value| *value != 0.0));
+                assert_eq!(last.into_f32().unwrap(), all, "{}", device.describe());
+            }
+        }
+    }
 }

@@ -34,6 +34,14 @@ pub struct Attention {
 pub enum PassRows<'a, 'b> {
     /// Consecutive rows of these, one after the other.
     Spans(&'a mut [Span<'b>]),
+    /// Consecutive rows of one sequence, of which the block gives the last `rows` only: all others' keys and values are kept,
+    /// and that is all that is asked of them.
+    Last {
+        /// The sequence.
+        span: &'a mut Span<'b>,
+        /// How many rows come out.
+        rows: usize,
+    },
     /// Those of a table on a graphics card, whose caches have the room.
     Table(&'a KvTable),
 }
@@ -59,8 +67,8 @@ pub struct AttentionDocuments<'a> {
 }
 
 impl Attention {
-    /// The attention of `x [n, width]` before its output projection, `[n, heads * head width]`; appends the rows' keys and
-    /// values to their caches.
+    /// The attention of `x [n, width]` before its output projection, `[n, heads * head width]`, or of the rows that come out;
+    /// appends the rows' keys and values to their caches.
     fn attend(&self, cx: &Context, x: &Tensor, input: AttentionInput<'_, '_>) -> Result<Tensor> {
         let AttentionInput { phases, rows, layer } = input;
         let projected = linear_many(cx, x, [&self.q, &self.k, &self.v])?;
@@ -77,6 +85,13 @@ impl Attention {
                 let spans: Vec<AttentionSpan<'_>> =
                     buffers.iter().map(|span| AttentionSpan { history: span.buffer, rows: span.rows }).collect();
                 ops::attention(cx, &q, &spans, &self.options)?
+            }
+            PassRows::Last { span, rows } => {
+                let buffer = span.cache.layer_mut(layer);
+                let appended = &mut [KvSpan { buffer: &mut *buffer, rows: span.rows }];
+                let q = ops::rope_append(cx, projected, &options, KvRows::Spans(appended))?;
+                let q = q.rows_view(q.rows().saturating_sub(rows)..q.rows())?;
+                ops::attention(cx, &q, &[AttentionSpan { history: buffer, rows: q.rows() }], &self.options)?
             }
         })
     }
@@ -127,7 +142,7 @@ impl Attention {
         self.out.forward_add(cx, residual, &self.attend_documents(cx, x, documents)?)
     }
 
-    /// `[n, width]` to `[n, width]`; appends the rows' keys and values to their caches.
+    /// `[n, width]` to `[n, width]`, or to the rows that come out; appends the rows' keys and values to their caches.
     ///
     /// # Errors
     /// A shape does not fit.
@@ -135,7 +150,7 @@ impl Attention {
         self.out.forward(cx, &self.attend(cx, x, input)?)
     }
 
-    /// `residual` `[n, width]` plus the block's output, and `next`'s norm of it.
+    /// `residual` plus the block's output, and `next`'s norm of it; `residual` has the rows that come out.
     ///
     /// # Errors
     /// A shape does not fit.
