@@ -128,8 +128,6 @@ template <int WIDTH> struct HopperBackward {
         int item_parity = 0;
         for (int index = blockIdx.x;; item_parity ^= 1) {
             const Item item = item_at(backward, index);
-            int taken = 0;
-            if (lane == 0) taken = atomicAdd(&taken_items, 1);
             const bool of_keys = item.kind == KEYS_ITEM;
             wait_for_phase(base + offsetof(Shared, item_empty), item_parity ^ 1);
             if (item.kind == NO_ITEM) {
@@ -146,6 +144,7 @@ template <int WIDTH> struct HopperBackward {
                 for (int part = 0; part < 2; part++) {
                     const TensorMap &map = of_keys ? (part ? v : k) : (part ? gradient : q);
                     for (int panel = 0; panel < PANELS; panel++) {
+#pragma unroll 1
                         for (int half = 0; half < BLOCK / TILE; half++) {
                             copy_box(base + offsetof(Shared, stays) + part * STAY_BYTES + panel * BLOCK_PANEL +
                                          half * TILE_PANEL,
@@ -158,16 +157,18 @@ template <int WIDTH> struct HopperBackward {
             const int last_row = (of_keys ? call.keys : call.rows) - 1;
             const int *first = of_keys ? call.first_query : call.first_key;
             const int *end = of_keys ? call.end_query : call.end_key;
+#pragma unroll 1
             for (int row = lane; row < BLOCK; row += WARP) {
                 const int own = item.first_row + row, seen = min(own, last_row);
                 shared().bounds[row] = make_int2(first[seen], end[seen]);
                 if (!of_keys) shared().terms[row] = terms_of(backward, item.head, own);
             }
             arrive(base + offsetof(Shared, item_full));
-            const int heads = of_keys ? group : 1, first_head = of_keys ? item.head * group : item.head / group;
-            for (int head = first_head; head < first_head + heads; head++) {
-                for (int tile = item.first_tile; tile < item.first_tile + item.tiles; tile++) {
-                    const int row = tile * TILE;
+            // Heads and rows of what passes by.
+            const int end_head = of_keys ? item.head * group + group : item.head / group + 1;
+            const int end_row = (item.first_tile + item.tiles) * TILE;
+            for (int head = of_keys ? item.head * group : item.head / group; head < end_head; head++) {
+                for (int row = item.first_tile * TILE; row < end_row; row += TILE) {
                     float2 terms[2];
                     if (of_keys) {
                         terms[0] = terms_of(backward, head, row + lane);
@@ -196,7 +197,8 @@ template <int WIDTH> struct HopperBackward {
                     ring.advance();
                 }
             }
-            index = gridDim.x + __shfl_sync(FULL_WARP, taken, 0);
+            if (lane == 0) index = gridDim.x + atomicAdd(&taken_items, 1);
+            index = uniform(index);
         }
     }
 
@@ -469,8 +471,9 @@ template <int WIDTH> struct HopperBackward {
             publish_barriers();
         }
         __syncthreads();
+        // All have 168 registers at the start, as many as a block of 384 threads can.
         if (threadIdx.x < WARPGROUP) {
-            give_registers_back<32>();
+            give_registers_back<24>();
             if (threadIdx.x < WARP) produce(backward, q, k, v, gradient);
         } else {
             take_registers<240>();
