@@ -50,6 +50,11 @@ pub(in crate::ops) fn rotated(
     expect_shape(NAME, "the values", *k.shape(), v.shape())?;
     expect_count(NAME, "the rows of the documents", n, bounds.rows())?;
     let slot = |tensor: &Tensor| cx.tape.and_then(|tape| tape.slot(tensor));
+    // Heads of q and k that lie side by side are turned by one kernel, there and back.
+    let together = norms.is_none() && side_by_side(q, k)?;
+    if together {
+        turn(gpu, q, q, heads + kv_heads, head_width, None, phases)?;
+    }
     let mut sides = Vec::with_capacity(2);
     for (number, (x, heads)) in [(q, heads), (k, kv_heads)].into_iter().enumerate() {
         let norm = norms.map(|(weights, epsilon)| (weights[number], epsilon));
@@ -57,7 +62,9 @@ pub(in crate::ops) fn rotated(
             Some(_) => Tensor::allocate(gpu, Form::Bf16, [n, heads * head_width], NAME)?,
             None => x.clone(),
         };
-        turn(gpu, x, &output, heads, norm, phases)?;
+        if !together {
+            turn(gpu, x, &output, heads, head_width, norm, phases)?;
+        }
         sides.push(Turned {
             input: x.clone(),
             output,
@@ -104,6 +111,9 @@ pub(in crate::ops) fn rotated(
                 dv_stride: dv.stride,
             };
             kernels::attention_training_backward(&gpu, &backward)?;
+            if together && side_by_side(&made[0], &made[1])? {
+                return turn_back(&gpu, &made[0], heads + kv_heads, head_width, &phases);
+            }
             for (side, made) in sides.iter().zip(&made) {
                 side.turn_back(&gpu, made, &phases, head_width, gradients)?;
             }
@@ -153,11 +163,37 @@ impl Call {
     }
 }
 
+/// Whether the columns of `second` follow those of `first` in the same rows.
+fn side_by_side(first: &Tensor, second: &Tensor) -> Result<bool> {
+    let (a, b) = (first.cuda_rows(NAME)?, second.cuda_rows(NAME)?);
+    Ok(a.stride == b.stride && a.slice.address() + 2 * first.width() as u64 == b.slice.address())
+}
+
+/// Turns back, in its place, the gradient of heads that had no norm.
+fn turn_back(gpu: &Gpu, gradient: &Tensor, heads: usize, head_width: usize, phases: &Tensor) -> Result<()> {
+    let rows = gradient.cuda_rows(NAME)?;
+    let call = kernels::RopeTrainingBackward {
+        gradient: rows.slice,
+        gradient_stride: rows.stride,
+        norm: None,
+        phases: phases.cuda(NAME, Form::F32)?,
+        out: rows.slice,
+        out_stride: rows.stride,
+        rows: gradient.rows(),
+        heads,
+        head_width,
+        half: phases.width() / 2,
+    };
+    Ok(kernels::rope_training_backward(gpu, &call)?)
+}
+
+/// Norms, where there is a norm, and turns `heads` heads from the first one of `x` on.
 fn turn(
     gpu: &Gpu,
     x: &Tensor,
     out: &Tensor,
     heads: usize,
+    head_width: usize,
     norm: Option<(&Tensor, f32)>,
     phases: &Tensor,
 ) -> Result<()> {
@@ -175,7 +211,7 @@ fn turn(
         phases: phases.cuda(NAME, Form::F32)?,
         rows: x.rows(),
         heads,
-        head_width: x.width() / heads.max(1),
+        head_width,
         half: phases.width() / 2,
     };
     Ok(kernels::rope_training(gpu, &call)?)
@@ -192,33 +228,28 @@ impl Turned {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let n = made.rows();
-        let out = match self.norm {
-            Some(_) => destination(gpu, self.slot.as_ref(), [n, made.width()], gradients, NAME)?,
-            None => made.clone(),
-        };
+        let Some((weight, epsilon)) = &self.norm else { return turn_back(gpu, made, self.heads, head_width, phases) };
+        let out = destination(gpu, self.slot.as_ref(), [n, made.width()], gradients, NAME)?;
         let place = self.to_norm.as_ref().map(|slot| gradients.weight_place(slot)).transpose()?;
         let partials = gpu.allocate(kernels::rope_training_workspace(head_width)?, NAME)?;
         let (g, x, to) = (made.cuda_rows(NAME)?, self.input.cuda_rows(NAME)?, out.cuda_rows(NAME)?);
-        let norm = match &self.norm {
-            Some((weight, epsilon)) => Some(kernels::HeadNormBackward {
-                norm: kernels::HeadNorm { weight: weight.cuda(NAME, Form::F32)?, epsilon: *epsilon },
-                x: x.slice,
-                x_stride: x.stride,
-                weight_gradient: match &place {
-                    Some((place, first)) => Some(kernels::NormWeightGradient {
-                        out: place.cuda(NAME, Form::F32)?,
-                        add: !first,
-                        partials: partials.slice(),
-                    }),
-                    None => None,
-                },
-            }),
-            None => None,
+        let norm = kernels::HeadNormBackward {
+            norm: kernels::HeadNorm { weight: weight.cuda(NAME, Form::F32)?, epsilon: *epsilon },
+            x: x.slice,
+            x_stride: x.stride,
+            weight_gradient: match &place {
+                Some((place, first)) => Some(kernels::NormWeightGradient {
+                    out: place.cuda(NAME, Form::F32)?,
+                    add: !first,
+                    partials: partials.slice(),
+                }),
+                None => None,
+            },
         };
         let call = kernels::RopeTrainingBackward {
             gradient: g.slice,
             gradient_stride: g.stride,
-            norm,
+            norm: Some(norm),
             phases: phases.cuda(NAME, Form::F32)?,
             out: to.slice,
             out_stride: to.stride,
