@@ -122,8 +122,8 @@ def best_of(ways):
     return values, name, "; ".join(notes)
 
 
-def report(as_json, name, bench, values, unit, notes=""):
-    figure = {"values": values, "best": max(values), "mean": sum(values) / len(values)}
+def report(as_json, name, bench, values, unit, notes="", **more):
+    figure = {"values": values, "best": max(values), "mean": sum(values) / len(values)} | more
     line = {
         "name": name,
         "version": torch.__version__,

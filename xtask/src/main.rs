@@ -2,11 +2,12 @@
 //!
 //! Each command is a module of that name: [`demo`] runs a real model, `test` is every check there is, [`tidy`] holds the
 //! house rules, [`check_parity`] holds each operation and model against a reference, `bench` measures and keeps the
-//! records, [`profile_train`] shows the kernels of a training step, [`golden`] makes the reference tensors again, [`cuda_toolchain`] fetches the compiler of the CUDA kernels and
-//! [`kernels`] keeps what it says of them. Nothing here is needed to use the libraries or the program.
+//! records, [`profile_train`] shows the kernels of a training step, [`sweep`] trains models of several shapes, [`golden`]
+//! makes the reference tensors again, [`cuda_toolchain`] fetches the compiler of the CUDA kernels and [`kernels`] keeps what
+//! it says of them. Nothing here is needed to use the libraries or the program.
 //!
 //! This program is built twice: without the libraries, so that a fresh clone is one short build away from `demo`; and with
-//! the feature `engine` for the two commands that run models themselves, which the short build starts by itself.
+//! the feature `engine` for the commands that run models themselves, which the short build starts by itself.
 
 mod bench;
 mod check_parity;
@@ -21,6 +22,7 @@ mod profile_train;
 mod python;
 mod smollm2;
 mod source_hash;
+mod sweep;
 mod table;
 mod test;
 mod tidy;
@@ -49,6 +51,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Show the kernels of a training step on a graphics card
     ProfileTrain(profile_train::Arguments),
+    /// Measure how fast models of several shapes train on a graphics card
+    Sweep(sweep::Arguments),
     /// Make the golden tensors of tests/golden again with the reference implementations
     Golden(golden::Arguments),
     /// Fetch the CUDA compiler into .cuda/ from Python packages
@@ -65,6 +69,7 @@ fn main() -> std::process::ExitCode {
         Command::CheckParity(arguments) => check_parity::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::ProfileTrain(arguments) => profile_train::run(&arguments),
+        Command::Sweep(arguments) => sweep::run(&arguments),
         Command::Golden(arguments) => golden::run(&arguments),
         Command::CudaToolchain(arguments) => cuda_toolchain::run(&arguments),
         Command::Kernels(arguments) => kernels::run(&arguments),

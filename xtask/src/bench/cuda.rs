@@ -45,8 +45,16 @@ pub(super) enum Task {
     Attention(usize),
     /// Attention of few rows.
     AttentionFew,
+    /// The way back of attention, of heads so wide.
+    AttentionBackward(usize),
     /// Steps of training.
     Train(training::Case),
+    /// Steps that keep little of the way forward.
+    Checkpointing,
+    /// Steps with small moments.
+    Adam8,
+    /// Steps of adapters beside frozen weights.
+    Adapters(RandomWeights),
 }
 
 impl Task {
@@ -61,7 +69,8 @@ impl Task {
     /// Whether it runs in the process of `before`, after it: where both need the same model or none, and the memory in use is
     /// not what either is about.
     pub(super) fn shares_process(self, before: Self) -> bool {
-        let is_alone = |task: Self| matches!(task, Self::Train(_));
+        let is_alone =
+            |task: Self| matches!(task, Self::Train(_) | Self::Checkpointing | Self::Adam8 | Self::Adapters(_));
         !is_alone(self) && !is_alone(before) && self.model() == before.model()
     }
 
@@ -76,7 +85,11 @@ impl Task {
             Self::Gemm => products::gemm(card),
             Self::Attention(head_width) => attention::forward(card, head_width),
             Self::AttentionFew => attention::few_rows(card),
+            Self::AttentionBackward(head_width) => attention::backward(card, head_width),
             Self::Train(case) => training::train(card, case),
+            Self::Checkpointing => training::checkpointing(card),
+            Self::Adam8 => training::adamw_8bit(card),
+            Self::Adapters(weights) => training::adapters(card, weights),
         }
     }
 }
@@ -89,7 +102,7 @@ const BYTES: &str = "GB/s";
 const OPERATIONS: &str = "TFLOP/s";
 
 /// Every benchmark of a card, the probes first; those of one model side by side.
-pub(super) const ALL: [Benchmark; 32] = [
+pub(super) const ALL: [Benchmark; 39] = [
     on_card(BANDWIDTH, "1 GiB read and written again and again, both counted", BYTES, Task::Copy),
     on_card(PEAK, "the bfloat16 product of two matrices of 8192 by 8192", OPERATIONS, Task::Peak),
     on_card("gemv-bf16", "one row's products of the 3B shape, bfloat16", BYTES, Task::Gemv(TileFormat::Bf16)),
@@ -104,6 +117,10 @@ pub(super) const ALL: [Benchmark; 32] = [
         .beside(&["attention-forward-64"]),
     on_card("attention-forward-128", "16 x 16 heads of 128, 4,096 positions, causal", OPERATIONS, Task::Attention(128))
         .beside(&["attention-forward-128"]),
+    on_card("attention-backward-64", "the way back, heads of 64", OPERATIONS, Task::AttentionBackward(64))
+        .beside(&["attention-backward-64"]),
+    on_card("attention-backward-128", "the way back, heads of 128", OPERATIONS, Task::AttentionBackward(128))
+        .beside(&["attention-backward-128"]),
     on_card("decode-smollm2-1", "SmolLM2-135M Q4_1: 128 tokens after 512", TOKENS, Task::Decode(Choice::SmolLm2, 1)),
     on_card("decode-moe55m-bf16-1", "moe-55m, bfloat16", TOKENS, Task::Decode(Choice::Moe55M(BF16), 1))
         .beside(&["decode-moe55m-bf16-1"]),
@@ -136,11 +153,21 @@ pub(super) const ALL: [Benchmark; 32] = [
     on_card("decode-14b-nf4-1", "Qwen2.5-14B shape, NF4", TOKENS, Task::Decode(Choice::Qwen14B(NF4), 1))
         .beside(&["decode-14b-nf4-1", "decode-14b-bf16-1"]),
     on_card("decode-14b-nf4-16", "the same, 16 sequences", TOKENS, Task::Decode(Choice::Qwen14B(NF4), 16)),
-    train("train-dense-102m-4x1024", "AdamW steps of 4 x 1,024 tokens, dense-102m", TrainingShape::Dense102M, 4, 1024),
-    train("train-dense-102m-32x1024", "the same, 32 x 1,024 tokens", TrainingShape::Dense102M, 32, 1024),
-    train("train-moe-55m-4x1024", "AdamW steps of 4 x 1,024 tokens, moe-55m", TrainingShape::Moe55M, 4, 1024),
-    train("train-moe-55m-32x1024", "the same, 32 x 1,024 tokens", TrainingShape::Moe55M, 32, 1024),
-    train("train-dense-1.2b-8x2048", "AdamW steps of 8 x 2,048 tokens, dense-1.2b", TrainingShape::Dense1B2, 8, 2048),
+    train("train-dense-102m-4x1024", "AdamW steps of 4 x 1,024 tokens, dense-102m", TrainingShape::Dense102M, 4, 1024)
+        .beside(&["train-dense-102m-4x1024"]),
+    train("train-dense-102m-32x1024", "the same, 32 x 1,024 tokens", TrainingShape::Dense102M, 32, 1024)
+        .beside(&["train-dense-102m-32x1024"]),
+    train("train-moe-55m-4x1024", "AdamW steps of 4 x 1,024 tokens, moe-55m", TrainingShape::Moe55M, 4, 1024)
+        .beside(&["train-moe-55m-4x1024"]),
+    train("train-moe-55m-32x1024", "the same, 32 x 1,024 tokens", TrainingShape::Moe55M, 32, 1024)
+        .beside(&["train-moe-55m-32x1024"]),
+    train("train-dense-1.2b-8x2048", "AdamW steps of 8 x 2,048 tokens, dense-1.2b", TrainingShape::Dense1B2, 8, 2048)
+        .beside(&["train-dense-1.2b-8x2048"]),
+    on_card("checkpointing-16x512", "steps of moe-55m, blocks run again on the way back", TOKENS, Task::Checkpointing),
+    on_card("adam8-4x1024", "steps of moe-55m, moments of a byte", TOKENS, Task::Adam8),
+    on_card("lora-bf16", "adapters of attention beside moe-55m, 4 x 512, bfloat16", TOKENS, Task::Adapters(BF16)),
+    on_card("lora-int8", "the same, int8 rows", TOKENS, Task::Adapters(INT8)),
+    on_card("lora-nf4", "the same, NF4 blocks", TOKENS, Task::Adapters(NF4)),
 ];
 
 const fn on_card(name: &'static str, about: &'static str, unit: &'static str, task: Task) -> Benchmark {

@@ -21,6 +21,8 @@ pub(super) struct Report {
 #[derive(Clone, Debug, Deserialize)]
 struct Figure {
     best: f64,
+    /// The most of the card's memory in use, where the script tells it.
+    memory_mib: Option<f64>,
 }
 
 impl Report {
@@ -28,14 +30,21 @@ impl Report {
     pub(super) fn best(&self, name: &str) -> Option<f64> {
         self.figures.get(name).map(|figure| figure.best)
     }
+
+    /// The memory in use for the figure called `name`, in MiB.
+    pub(super) fn memory_mib(&self, name: &str) -> Option<f64> {
+        self.figures.get(name)?.memory_mib
+    }
 }
 
 /// The scripts for a card: what the names of their figures begin with, and the option that takes what follows (or, of
 /// whole names, the names), with commas between.
-const CARD_SCRIPTS: [(&str, &str, &str, Wanted); 3] = [
+const CARD_SCRIPTS: [(&str, &str, &str, Wanted); 5] = [
     ("torch_decode.py", "decode-", "--cases", Wanted::Names),
     ("torch_prefill.py", "prefill-3b-bf16-", "--lengths", Wanted::Endings),
     ("torch_attention.py", "attention-forward-", "--widths", Wanted::Endings),
+    ("torch_attention.py", "attention-backward-", "--backward-widths", Wanted::Endings),
+    ("torch_train.py", "train-", "--cases", Wanted::Names),
 ];
 
 /// What a script is told of the figures it shall measure.
@@ -131,22 +140,31 @@ mod tests {
 
     #[test]
     fn reports_are_read() {
-        let text =
-            r#"{"name": "a", "version": "1", "figures": {"tg128": {"values": [1.0, 2.0], "best": 2.0, "mean": 1.5}}}"#;
+        let text = r#"{"name": "a", "version": "1", "figures": {"tg128": {"values": [1.0, 2.0], "best": 2.0, "mean": 1.5, "memory_mib": 3.0}}}"#;
         let found = reports(&format!("a warning\n{text}\n{text}\n")).unwrap();
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].best("tg128"), found[0].best("pp512")), (Some(2.0), None));
+        assert_eq!((found[0].memory_mib("tg128"), found[0].memory_mib("pp512")), (Some(3.0), None));
         assert!(reports("nothing").is_err());
     }
 
     #[test]
     fn scripts_get_the_figures_they_have() {
-        let figures = ["decode-3b-bf16-1", "decode-3b-nf4-1", "prefill-3b-bf16-512", "prefill-3b-bf16-4096"];
+        let figures = [
+            "decode-3b-bf16-1",
+            "decode-3b-nf4-1",
+            "prefill-3b-bf16-512",
+            "prefill-3b-bf16-4096",
+            "attention-backward-64",
+            "train-moe-55m-4x1024",
+        ];
         assert_eq!(
             card_calls(&figures),
             [
                 ("torch_decode.py", "--cases", "decode-3b-bf16-1,decode-3b-nf4-1".to_owned()),
                 ("torch_prefill.py", "--lengths", "512,4096".to_owned()),
+                ("torch_attention.py", "--backward-widths", "64".to_owned()),
+                ("torch_train.py", "--cases", "train-moe-55m-4x1024".to_owned()),
             ]
         );
     }

@@ -52,6 +52,9 @@ pub(super) struct Peer {
     pub(super) best: f64,
     /// Ours over theirs, turned so that more than 1 means that ours is better.
     pub(super) ratio: f64,
+    /// Its memory in use, where its script tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) memory_mib: Option<f64>,
 }
 
 /// The bounds measured in this run, and how busy the machine was before it.

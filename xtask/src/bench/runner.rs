@@ -178,10 +178,12 @@ fn record(
         record.notes += &format!("{separator}other processes took {:.0}% of the processor meanwhile", 100.0 * others);
     }
     for report in reports {
-        for best in benchmark.peer_figures.iter().filter_map(|figure| report.best(figure)) {
+        for figure in benchmark.peer_figures {
+            let Some(best) = report.best(figure) else { continue };
+            let memory_mib = report.memory_mib(figure).map(rounded);
             let ratio = rounded(ratio(record.best, best, record.higher_is_better));
             let (name, version) = (report.name.clone(), report.version.clone());
-            record.peers.push(Peer { name, version, best: rounded(best), ratio });
+            record.peers.push(Peer { name, version, best: rounded(best), ratio, memory_mib });
         }
     }
     record
@@ -193,7 +195,10 @@ fn table(records: &[Record], place: &Place) -> Result<Table> {
     for record in records {
         let row = Record::row(&record.bench, place)?;
         let percent = |share: f64| format!("{:.1}%", 100.0 * share);
-        let peers = record.peers.iter().map(|peer| format!("{:.2}x {} ({})", peer.ratio, peer.name, peer.best));
+        let peers = record.peers.iter().map(|Peer { name, best, ratio, memory_mib, .. }| {
+            let memory = memory_mib.map_or(String::new(), |mib| format!(", {mib:.0} MiB"));
+            format!("{ratio:.2}x {name} ({best}{memory})")
+        });
         table.row([
             record.bench.clone(),
             record.best.to_string(),

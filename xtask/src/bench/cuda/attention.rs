@@ -1,8 +1,11 @@
-//! Attention alone: of many rows over one history, and of one row over histories of several lengths.
+//! Attention alone: of many rows over one history, backward over documents, and of one row over histories of several lengths.
 
 use anyhow::Result;
-use ironloom_kernels::{Attention, AttentionFew, FewShape, Mask, attention, attention_few};
-use serde_json::json;
+use ironloom_kernels::{
+    Attention, AttentionBounds, AttentionFew, AttentionTraining, AttentionTrainingBackward, FewShape, Mask, attention,
+    attention_few, attention_training, attention_training_backward,
+};
+use serde_json::{Value, json};
 
 use super::card::Card;
 use crate::bench::measurement::{Measurement, Work};
@@ -10,16 +13,11 @@ use crate::bench::measurement::{Measurement, Work};
 /// TFLOP/s of 16 sequences with 16 heads and 4,096 positions, causal: the products of the half of the scores that the mask
 /// leaves. Queries, keys and values are larger than the cache.
 pub(in crate::bench) fn forward(card: &Card, head_width: usize) -> Result<Measurement> {
-    const BATCH: usize = 16;
-    const HEADS: usize = 16;
-    const POSITIONS: usize = 4096;
     const LAUNCHES: usize = 4;
     let elements = BATCH * POSITIONS * HEADS * head_width;
     let (queries, keys, values) = (card.normals(elements)?, card.normals(elements)?, card.normals(elements)?);
     let out = card.gpu.allocate_lasting(2 * elements, "attention")?;
-    let operations = 4.0 * (BATCH * HEADS * head_width) as f64 * (POSITIONS as f64).powi(2) / 2.0;
-    let shape =
-        json!({"batch": BATCH, "heads": HEADS, "kv_heads": HEADS, "positions": POSITIONS, "head_width": head_width});
+    let (operations, shape) = (forward_operations(head_width), shape_of_many(head_width));
     card.measure(Work::Operations(1e12), shape, || {
         let seconds = card.seconds_of(LAUNCHES, |_| {
             let call = Attention {
@@ -43,6 +41,81 @@ pub(in crate::bench) fn forward(card: &Card, head_width: usize) -> Result<Measur
         })?;
         Ok(operations / seconds / 1e12)
     })
+}
+
+/// TFLOP/s of the way back of the same, as documents of training: five products of the half of the scores where the way forward
+/// has two, with the sums of gradient times output before them.
+pub(in crate::bench) fn backward(card: &Card, head_width: usize) -> Result<Measurement> {
+    const ROWS: usize = BATCH * POSITIONS;
+    let (gpu, width) = (&card.gpu, HEADS * head_width);
+    let normals = || card.normals(ROWS * width);
+    let (q, k, v, gradient) = (normals()?, normals()?, normals()?, normals()?);
+    let room = |bytes: usize| gpu.allocate_lasting(bytes, "attention");
+    let (out, dq, dk, dv) =
+        (room(2 * ROWS * width)?, room(2 * ROWS * width)?, room(2 * ROWS * width)?, room(2 * ROWS * width)?);
+    let (log_sum_exp, delta) = (room(4 * HEADS * ROWS)?, room(4 * HEADS * ROWS)?);
+    let numbers = |of_row: fn(usize) -> usize| {
+        let bytes: Vec<u8> = (0..ROWS).flat_map(|row| (of_row(row) as i32).to_le_bytes()).collect();
+        gpu.upload(&bytes, "attention")
+    };
+    let (document_start, document_end) =
+        (numbers(|row| row / POSITIONS * POSITIONS)?, numbers(|row| (row / POSITIONS + 1) * POSITIONS)?);
+    let (row, next_row) = (numbers(|row| row)?, numbers(|row| row + 1)?);
+    let call = AttentionTraining {
+        q: q.slice(),
+        q_stride: width,
+        k: k.slice(),
+        k_stride: width,
+        v: v.slice(),
+        v_stride: width,
+        out: out.slice(),
+        out_stride: width,
+        log_sum_exp: log_sum_exp.slice(),
+        bounds: AttentionBounds {
+            first_key: document_start.slice(),
+            end_key: next_row.slice(),
+            first_query: row.slice(),
+            end_query: document_end.slice(),
+        },
+        rows: ROWS,
+        keys: ROWS,
+        heads: HEADS,
+        kv_heads: HEADS,
+        head_width,
+        scale: 1.0 / (head_width as f32).sqrt(),
+    };
+    attention_training(gpu, &call)?;
+    let back = AttentionTrainingBackward {
+        forward: call,
+        gradient: gradient.slice(),
+        gradient_stride: width,
+        delta: delta.slice(),
+        dq: dq.slice(),
+        dq_stride: width,
+        dk: dk.slice(),
+        dk_stride: width,
+        dv: dv.slice(),
+        dv_stride: width,
+    };
+    let ahead = card.seconds_of(1, |_| Ok(attention_training(gpu, &call)?))?;
+    let operations = forward_operations(head_width);
+    let measured = card.measure(Work::Operations(1e12), shape_of_many(head_width), || {
+        Ok(2.5 * operations / card.seconds_of(1, |_| Ok(attention_training_backward(gpu, &back)?))? / 1e12)
+    })?;
+    Ok(Measurement { notes: format!("forward {:.0} TFLOP/s", operations / ahead / 1e12), ..measured })
+}
+
+/// Sequences, or documents, of attention of many rows, and their positions.
+const BATCH: usize = 16;
+const POSITIONS: usize = 4096;
+
+/// Operations of the two products of the half of the scores that the mask leaves.
+fn forward_operations(head_width: usize) -> f64 {
+    4.0 * (BATCH * HEADS * head_width) as f64 * (POSITIONS as f64).powi(2) / 2.0
+}
+
+fn shape_of_many(head_width: usize) -> Value {
+    json!({"batch": BATCH, "heads": HEADS, "kv_heads": HEADS, "positions": POSITIONS, "head_width": head_width})
 }
 
 /// GB/s of keys and values through the attention of one row at the heads of Qwen2.5-3B, after 32,768 positions; the notes

@@ -80,9 +80,13 @@ impl Card {
     /// Times `run` as [`measure`] does; the memory is the card's in use.
     pub(super) fn measure(&self, work: Work, shape: Value, run: impl FnMut() -> Result<f64>) -> Result<Measurement> {
         let measured = measure(work, shape, run)?;
+        Ok(Measurement { peak_mib: self.used_mib()?, card: Some(CardName::of(&self.gpu)), ..measured })
+    }
+
+    /// MiB of the card in use, by whatever program.
+    pub(crate) fn used_mib(&self) -> Result<f64> {
         let (free, total) = self.gpu.memory()?;
-        let peak_mib = (total - free) as f64 / f64::from(1 << 20);
-        Ok(Measurement { peak_mib, card: Some(CardName::of(&self.gpu)), ..measured })
+        Ok((total - free) as f64 / f64::from(1 << 20))
     }
 
     /// Seconds of one of `launches` calls of `launch`, which gets their number. They run in a graph, as a step of decoding

@@ -4,9 +4,14 @@
 //! has in use, the driver's own part included, so each of these benchmarks has a process of its own. MFU is the share of the
 //! card's dense bfloat16 rate by its data sheet that a step's counted operations are.
 
-use anyhow::{Result, ensure};
-use ironloom_lm::{Config, Model};
-use ironloom_train::{Trainer, TrainerOptions, data::Batch};
+use anyhow::{Context as _, Result, ensure};
+use ironloom_lm::{Config, Model, RandomWeights};
+use ironloom_train::{
+    Trainer, TrainerOptions,
+    data::Batch,
+    lora::{LoraAdapter, LoraOptions},
+    optimizer::{AdamWOptions, OptimizerOptions},
+};
 use serde_json::json;
 
 use super::card::Card;
@@ -41,11 +46,58 @@ pub(in crate::bench) fn train(card: &Card, case: Case) -> Result<Measurement> {
     Ok(Measurement { kernels, notes, ..measured })
 }
 
+/// Tokens/s of 16 x 512 with blocks run again on the way back; the notes say what steps without take.
+pub(in crate::bench) fn checkpointing(card: &Card) -> Result<Measurement> {
+    beside_plain(card, 16, 512, &TrainerOptions { checkpointing: true, ..options() })
+}
+
+/// Tokens/s of 4 x 1,024 with moments of a byte; the notes say what steps with those of four take.
+pub(in crate::bench) fn adamw_8bit(card: &Card) -> Result<Measurement> {
+    let optimizer = OptimizerOptions::AdamW8bit(AdamWOptions::default());
+    beside_plain(card, 4, 1024, &TrainerOptions { optimizer, ..options() })
+}
+
+/// Tokens/s of adapters of rank 16 beside frozen weights of `moe-55m`, on the projections of attention, at 4 x 512.
+pub(in crate::bench) fn adapters(card: &Card, weights: RandomWeights) -> Result<Measurement> {
+    let options = TrainerOptions { learning_rate: 1e-3, ..options() };
+    let mut run = TrainingRun::with_adapters(card, &Config::moe_55m(), 4, 512, weights, options)?;
+    run.measure(card, 20)
+}
+
+/// Tokens/s of `moe-55m` with `options`; the notes have the same with plain options, and both of `dense-102m`.
+fn beside_plain(card: &Card, documents: usize, length: usize, chosen: &TrainerOptions) -> Result<Measurement> {
+    let measure = |shape: TrainingShape, options: TrainerOptions| {
+        card.gpu.trim();
+        TrainingRun::new(card, &shape.config(), documents, length, options)?.measure(card, 10)
+    };
+    let best = |measured: &Measurement| measured.values.iter().copied().fold(0.0, f64::max);
+    let mut notes = Vec::new();
+    let mut compare = |name: &str, shape: TrainingShape| {
+        let (plain, other) = (measure(shape, options())?, measure(shape, chosen.clone())?);
+        let milliseconds = |measured: &Measurement| 1e3 * (documents * length) as f64 / best(measured);
+        notes.push(format!(
+            "{name}: {:.2} ms a step and {:.0} MiB, plain {:.2} ms and {:.0} MiB ({:+.1}% time, {:+.0} MiB)",
+            milliseconds(&other),
+            other.peak_mib,
+            milliseconds(&plain),
+            plain.peak_mib,
+            100.0 * (best(&plain) / best(&other) - 1.0),
+            other.peak_mib - plain.peak_mib,
+        ));
+        anyhow::Ok(other)
+    };
+    compare("dense-102m", TrainingShape::Dense102M)?;
+    let measured = compare("moe-55m", TrainingShape::Moe55M)?;
+    Ok(Measurement { notes: notes.join("; "), ..measured })
+}
+
 /// A model in training on a card, with a pool of batches.
 pub(crate) struct TrainingRun {
     config: Config,
     documents: usize,
     length: usize,
+    /// Counted for a token.
+    operations: f64,
     trainer: Trainer,
     pool: Vec<Batch>,
     /// Of each step.
@@ -66,6 +118,28 @@ impl TrainingRun {
             Ok(Trainer::new(model, options)?.to_device(&card.device)?)
         })?;
         eprintln!("a model of {} parameters: made in {time:.1} s", config.parameters());
+        Ok(Self::of(trainer, config, documents, length, operations_per_token(config, length)))
+    }
+
+    /// Adapters beside a frozen model of `weights`. No gradient of frozen weights is taken, so of three products with each two
+    /// are counted.
+    fn with_adapters(
+        card: &Card,
+        config: &Config,
+        documents: usize,
+        length: usize,
+        weights: RandomWeights,
+        options: TrainerOptions,
+    ) -> Result<Self> {
+        let model = Model::random(config, &card.device, weights, 7)?;
+        let targets = ["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec();
+        let adapter = LoraAdapter::new(&model, LoraOptions { targets, ..LoraOptions::default() }, None, 7)?;
+        let trainer = Trainer::with_adapters(model, &adapter, options)?;
+        let operations = operations_per_token(config, length) - 2.0 * config.active_parameters() as f64;
+        Ok(Self::of(trainer, config, documents, length, operations))
+    }
+
+    fn of(trainer: Trainer, config: &Config, documents: usize, length: usize, operations: f64) -> Self {
         let tokens = documents * length;
         let ids = random_ids(config.vocab_size, POOL * tokens + 1);
         let targets: Vec<i64> = ids[1..].iter().map(|&id| i64::from(id)).collect();
@@ -76,7 +150,7 @@ impl TrainingRun {
             documents: vec![length; documents],
         });
         let pool = pool.collect();
-        Ok(Self { config: config.clone(), documents, length, trainer, pool, losses: Vec::new() })
+        Self { config: config.clone(), documents, length, operations, trainer, pool, losses: Vec::new() }
     }
 
     /// Tokens of a step.
@@ -86,7 +160,7 @@ impl TrainingRun {
 
     /// The share of the data sheet's rate at so many tokens a second.
     pub(crate) fn utilization(&self, tokens_per_second: f64) -> f64 {
-        tokens_per_second * operations_per_token(&self.config, self.length) / DATA_SHEET_RATE
+        tokens_per_second * self.operations / DATA_SHEET_RATE
     }
 
     /// Seconds of `count` steps.
@@ -103,18 +177,17 @@ impl TrainingRun {
         Ok(time)
     }
 
-    /// The losses of the first and of the last step, of which the last has to be the lower.
+    /// The loss of the last step, and that of the first on the same batch, which has to be the higher.
     pub(crate) fn losses(&self) -> Result<(f64, f64)> {
-        let (first, last) =
-            (self.losses.first().copied().unwrap_or(f64::NAN), self.losses.last().copied().unwrap_or(f64::NAN));
+        let last = self.losses.len().checked_sub(1).context("no step was taken")?;
+        let (first, last) = (self.losses[last % self.pool.len()], self.losses[last]);
         ensure!(last < first, "the loss went from {first} to {last} in {} steps", self.losses.len());
         Ok((first, last))
     }
 
     /// Tokens/s of `count` steps at a time.
     pub(in crate::bench) fn measure(&mut self, card: &Card, count: usize) -> Result<Measurement> {
-        let operations = operations_per_token(&self.config, self.length);
-        let tokens = self.tokens();
+        let (operations, tokens) = (self.operations, self.tokens());
         let shape = json!({
             "documents": self.documents,
             "length": self.length,
@@ -155,11 +228,11 @@ impl TrainingRun {
 
 /// How many products of the size of the scores a kernel of attention has.
 fn attention_products(kernel: &str) -> Option<f64> {
-    let kind = kernel.strip_prefix("attention_training_")?;
-    if kind.starts_with("backward") {
-        return Some(5.0);
+    let is_of_rows = ["delta", "prepare"].iter().any(|kind| kernel.ends_with(kind));
+    if !kernel.starts_with("attention_") || is_of_rows {
+        return None;
     }
-    kind.starts_with(|first: char| first.is_ascii_digit()).then_some(2.0)
+    Some(if kernel.contains("backward") { 5.0 } else { 2.0 })
 }
 
 #[cfg(test)]
@@ -171,6 +244,7 @@ mod tests {
         assert_eq!(attention_products("attention_training_64_rows_128"), Some(2.0));
         assert_eq!(attention_products("attention_training_backward_64_keys_128"), Some(5.0));
         assert_eq!(attention_products("attention_training_delta"), None);
+        assert_eq!(attention_products("attention_backward_hopper_prepare"), None);
         assert_eq!(attention_products("rmsnorm"), None);
     }
 }
