@@ -25,10 +25,10 @@ pub(crate) fn gradient_options() -> TrainerOptions {
     }
 }
 
-/// Options of a run at one learning rate.
+/// Options of a run at one learning rate, at which what a rounding changes stays small.
 pub(crate) fn step_options() -> TrainerOptions {
     let schedule = Schedule::Constant { warmup_steps: 0 };
-    TrainerOptions { steps: 100, learning_rate: 1e-3, schedule, ..TrainerOptions::default() }
+    TrainerOptions { steps: 100, learning_rate: 3e-4, schedule, ..TrainerOptions::default() }
 }
 
 /// The gradient of a first step under [`gradient_options`].

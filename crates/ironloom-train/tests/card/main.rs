@@ -9,6 +9,9 @@ mod bits;
 mod compare;
 mod gradients;
 mod models;
+mod optimizers;
+mod refusals;
+mod resumption;
 mod steps;
 
 use ironloom_tensor::{Device, Error};

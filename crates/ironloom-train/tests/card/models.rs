@@ -168,7 +168,7 @@ pub(crate) fn qwen3_experts() -> Subject {
 }
 
 /// A shared expert behind a gate of its own.
-fn qwen2_experts() -> Subject {
+pub(crate) fn qwen2_experts() -> Subject {
     let shared = Some(SharedExpertConfig { width: 128, gated: true });
     let config = routed(Architecture::Qwen2Moe, false, shared);
     Subject { name: "qwen2 moe", config: Config { qkv_bias: true, ..config } }
