@@ -12,6 +12,7 @@ mod error;
 mod gradient_norm;
 pub mod log;
 pub mod lora;
+mod meter;
 pub mod optimizer;
 mod partial_file;
 mod pieces;
@@ -27,6 +28,7 @@ pub use checkpoint::{Checkpoints, RunState, read_state, resume, resume_adapters,
 pub use ema::WeightAverage;
 pub use error::{Error, Result};
 pub use gradient_norm::{GradientNorm, clip_factor};
+pub use meter::{Meter, card_rate, operations_per_token};
 pub use plan::{RunSize, adapter_memory, training_memory};
 pub use run::Run;
 pub use saved_tensor::{SavedTensor, SavedValues};

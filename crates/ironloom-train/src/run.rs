@@ -27,7 +27,7 @@ use ironloom_lm::export::{TextFiles, write_trained};
 use serde::Serialize;
 
 use crate::{
-    Checkpoints, Error, Result, StepReport, Trainer,
+    Checkpoints, Error, Meter, Result, StepReport, Trainer,
     data::{Batch, Cursor, Loader},
     log::TrainingLog,
     lora::peft,
@@ -181,12 +181,18 @@ impl Run {
         &self.trainer
     }
 
+    /// What tells what the run makes of the card that it is on.
+    pub fn meter(&self) -> Meter {
+        Meter::new(self.trainer.model(), self.loader.sequence_length())
+    }
+
     /// Takes all steps that are left, or those until `on_event` says to stop: then a checkpoint is written and the run ends.
     ///
     /// # Errors
     /// The guard refused loss after loss, also from the last checkpoint on ([`Error::NoProgress`]); a step failed; or something
     /// can't be written. The checkpoints written before are whole.
     pub fn go(self, on_event: &mut dyn FnMut(&Event<'_>) -> ControlFlow<()>) -> Result<Ended> {
+        let meter = self.meter();
         let Self { mut trainer, mut loader, held_out, mut records } = self;
         let stops = Cell::new(false);
         let mut tell = |event: Event<'_>| stops.set(on_event(&event).is_break() || stops.get());
@@ -197,7 +203,7 @@ impl Run {
             let batches = loader.next_step(records.options.batches_per_step)?;
             let report = trainer.step(&batches)?;
             let time = start.elapsed();
-            records.step(&report, time)?;
+            records.step(&report, time, &meter)?;
             tell(Event::Step { report: &report, time });
             if report.rolls_back {
                 rollbacks += 1;
@@ -303,6 +309,11 @@ struct StepLine {
     moved: bool,
     tokens: usize,
     seconds: f64,
+    /// MFU, where the card's rate is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    utilization: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_memory_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     largest_expert_load: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -324,7 +335,7 @@ impl Records {
         Ok(Self { folder, text, options, checkpoints, last_checkpoint: None, log, plot, drawn: Instant::now() })
     }
 
-    fn step(&mut self, report: &StepReport, time: Duration) -> Result<()> {
+    fn step(&mut self, report: &StepReport, time: Duration, meter: &Meter) -> Result<()> {
         let loads = load_range(&report.expert_loads);
         let line = StepLine {
             loss: report.loss,
@@ -334,6 +345,8 @@ impl Records {
             moved: report.moved,
             tokens: report.tokens,
             seconds: time.as_secs_f64(),
+            utilization: meter.utilization(report.tokens as f64 / time.as_secs_f64()),
+            device_memory_bytes: meter.memory_bytes(),
             largest_expert_load: loads.map(|(largest, _)| largest),
             smallest_expert_load: loads.map(|(_, smallest)| smallest),
         };

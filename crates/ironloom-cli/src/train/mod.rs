@@ -83,7 +83,10 @@ struct Report<'a> {
     tokens: u64,
     step_seconds: f64,
     tokens_per_second: Option<f64>,
+    /// MFU.
+    utilization: Option<f64>,
     peak_memory_bytes: Option<u64>,
+    device_memory_bytes: Option<u64>,
     checkpoint: &'a Path,
     model: Option<&'a Path>,
 }
@@ -152,7 +155,7 @@ fn show_plan(
 /// Takes the run's steps, told as they go, until they are done or Ctrl-C comes.
 fn go(run: Run, steps: u64, console: &Console) -> Result<(Ended, Follower<'_>)> {
     let work = Work::begin(1);
-    let mut follower = Follower::new(console, run.trainer().steps_done(), steps);
+    let mut follower = Follower::new(console, run.meter(), run.trainer().steps_done(), steps);
     let ended = run.go(&mut |event| {
         follower.see(event);
         work.flow()
@@ -276,7 +279,9 @@ fn report(arguments: &Arguments, ended: &Ended, follower: &Follower<'_>, console
             tokens: follower.tokens,
             step_seconds: follower.step_time.as_secs_f64(),
             tokens_per_second: follower.tokens_per_second(),
+            utilization: follower.utilization(),
             peak_memory_bytes: progress::peak_bytes(),
+            device_memory_bytes: follower.device_bytes(),
             checkpoint: &ended.checkpoint,
             model: ended.model.as_deref(),
         });
@@ -298,7 +303,7 @@ fn reason(reason: EndReason) -> &'static str {
     }
 }
 
-/// `200 steps, loss 1.2345, held-out loss 1.3456, 1,234 tok/s`.
+/// `200 steps, loss 1.2345, held-out loss 1.3456, 1,234 tok/s, MFU 31.6%`.
 fn summary(steps: u64, follower: &Follower<'_>) -> String {
     let mut line = format!("{} steps", grouped(steps));
     let losses =
@@ -308,6 +313,9 @@ fn summary(steps: u64, follower: &Follower<'_>) -> String {
     }
     if let Some(rate) = follower.tokens_per_second() {
         line.push_str(&format!(", {} tok/s", grouped(rate as u64)));
+    }
+    if let Some(share) = follower.utilization() {
+        line.push_str(&format!(", MFU {:.1}%", 100.0 * share));
     }
     line
 }

@@ -8,7 +8,7 @@ use std::{
 
 use ironloom_core::format_bytes;
 use ironloom_train::{
-    StepReport,
+    Meter, StepReport,
     run::{Event, load_range},
 };
 
@@ -21,6 +21,7 @@ use crate::{
 pub(super) struct Follower<'a> {
     console: &'a Console,
     bar: Progress,
+    meter: Meter,
     steps: u64,
     /// Steps that were done before.
     first: u64,
@@ -38,10 +39,12 @@ impl<'a> Follower<'a> {
     /// Without a terminal a line is said this often.
     const PAUSE: Duration = Duration::from_secs(10);
 
-    pub(super) fn new(console: &'a Console, first: u64, steps: u64) -> Self {
+    /// Follows a run that has done `first` of `steps` steps.
+    pub(super) fn new(console: &'a Console, meter: Meter, first: u64, steps: u64) -> Self {
         Self {
             console,
             bar: console.progress("training", Unit::Steps),
+            meter,
             steps,
             first,
             start: Instant::now(),
@@ -74,6 +77,16 @@ impl<'a> Follower<'a> {
         Some(self.tokens as f64 / self.step_time.as_secs_f64()).filter(|rate| rate.is_finite())
     }
 
+    /// Of all steps of this process: MFU, where it is known.
+    pub(super) fn utilization(&self) -> Option<f64> {
+        self.meter.utilization(self.tokens_per_second()?)
+    }
+
+    /// Memory that this process has of the card that it trains on.
+    pub(super) fn device_bytes(&self) -> Option<u64> {
+        self.meter.memory_bytes()
+    }
+
     fn step(&mut self, report: &StepReport, time: Duration) {
         const KEPT: f64 = 0.95;
         self.tokens += report.tokens as u64;
@@ -88,7 +101,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// `loss 3.2104, 1,234 tok/s, 310.0 MiB, expert load 0.4-1.9, 2 min left`.
+    /// `loss 3.2104, 1,234 tok/s, MFU 31.6%, 310.0 MiB, expert load 0.4-1.9, 2 min left`.
     fn state(&self, report: &StepReport) -> String {
         let mut text = format!("loss {:.4}", report.loss);
         if !report.moved {
@@ -97,8 +110,11 @@ impl<'a> Follower<'a> {
         let (tokens, seconds) = self.recent;
         if seconds > 0.0 {
             let _ = write!(text, ", {} tok/s", grouped((tokens / seconds) as u64));
+            if let Some(share) = self.meter.utilization(tokens / seconds) {
+                let _ = write!(text, ", MFU {:.1}%", 100.0 * share);
+            }
         }
-        if let Some(bytes) = resident_bytes() {
+        if let Some(bytes) = self.device_bytes().or_else(resident_bytes) {
             let _ = write!(text, ", {}", format_bytes(bytes));
         }
         if let Some((largest, smallest)) = load_range(&report.expert_loads) {

@@ -202,6 +202,11 @@ impl Loader {
         Cursor { seed, sequence_length, packing, overlong, order, sources }
     }
 
+    /// Tokens of a row.
+    pub fn sequence_length(&self) -> usize {
+        self.options.sequence_length
+    }
+
     /// Goes on where a loader of the same data and options stood: with exactly the batches that it would have given. The
     /// number of rows a batch may differ; the rows are the same ones.
     ///

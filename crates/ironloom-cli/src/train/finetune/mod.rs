@@ -97,7 +97,10 @@ struct Report<'a> {
     /// Of this process, not of those before a resumption.
     tokens: u64,
     tokens_per_second: Option<f64>,
+    /// MFU, where all weights are trained.
+    utilization: Option<f64>,
     peak_memory_bytes: Option<u64>,
+    device_memory_bytes: Option<u64>,
     checkpoint: &'a Path,
     adapter: Option<&'a Path>,
     model: Option<&'a Path>,
@@ -253,7 +256,9 @@ fn finish(
             held_out_loss: follower.held_out_loss,
             tokens: follower.tokens,
             tokens_per_second: follower.tokens_per_second(),
+            utilization: follower.utilization(),
             peak_memory_bytes: progress::peak_bytes(),
+            device_memory_bytes: follower.device_bytes(),
             checkpoint: &checkpoint,
             adapter: adapter.as_deref(),
             model: model.as_deref(),
