@@ -16,12 +16,16 @@
 // a ring of tiles ahead, and writes each query's terms, log-sum-exp times log2 e and delta, beside its tile. The two other
 // warpgroups weigh and add up, with all registers that the first can spare. No item depends on who takes it, or when.
 //
-// A warpgroup never waits for what it started last: slopes are on their way while it takes exponentials, sums of values
-// while it makes ds, sums of keys and the next scores until it needs those. What is left open, the other one fills.
+// The tensor cores have the slopes to make while a warpgroup takes exponentials, and the sums of values while it makes ds;
+// then, for heads of 64, the next scores before the sums of keys or queries and the next slopes, of which it only waits for
+// the scores. (The compiler lets them start no earlier: it makes products wait for each other where registers of theirs
+// are read in between.) What is left open, the other warpgroup fills.
 //
 // Bound: 2 * WIDTH operations a score for each of four products (three for queries) on the tensor cores; exponentials take
 // 0.5 of their cycles for keys and 0.67 for queries at width 64, half of that at 128.
 #pragma once
+
+#include <type_traits>
 
 #include "../vocabulary/warpgroup.cuh"
 #include "exponential.cuh"
@@ -257,9 +261,11 @@ template <int WIDTH> struct HopperBackward {
     }
 
     // One item's gradients: 64 rows of it in each warpgroup of consumers.
-    template <bool OF_KEYS> static __device__ __forceinline__ void consume(const BackwardCall &backward, const Item &item,
-                                                                           Ring &ring) {
+    template <bool OF_KEYS>
+    static __device__ __forceinline__ void consume(const BackwardCall &backward, const Item &item, Ring &ring) {
         constexpr bool IN_REGISTERS = WIDTH == 64 || !OF_KEYS;
+        // Heads of 128 need all registers: those of p and ds are free before the next scores take theirs.
+        constexpr bool AHEAD = WIDTH == 64;
         const TrainingCall &call = backward.forward;
         const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
         const int first_row = uniform(threadIdx.x / WARPGROUP - 1) * 64;
@@ -288,10 +294,11 @@ template <int WIDTH> struct HopperBackward {
         // What the warpgroup's rows see: tiles own_first .. own_end, of which those within all_first .. all_end whole.
         const int2 first_bounds = shared().bounds[first_row], last_bounds = shared().bounds[first_row + 63];
         const int all_first = uniform(last_bounds.x), all_end = uniform(first_bounds.y);
-        const int end_tile = item.first_tile + item.tiles;
         int own_first = uniform(max(first_bounds.x, 0) / TILE);
         int own_end = uniform((min(last_bounds.y, columns) + TILE - 1) / TILE);
         if (first_row >= rows || own_first >= own_end) own_first = own_end = item.first_tile;
+        // Tiles of a head before and behind them, which the other warpgroup's rows see.
+        const int before = own_first - item.first_tile, behind = item.first_tile + item.tiles - own_end;
         int from[2];
         unsigned span[2];
         float offset[2], delta[2];
@@ -305,9 +312,9 @@ template <int WIDTH> struct HopperBackward {
                 delta[half] = shared().terms[row].y;
             }
         }
-        Stay<IN_REGISTERS> stay[2];
-        stay[0].load(0, first_row);
-        stay[1].load(1, first_row);
+        Stay<IN_REGISTERS> score_rows, slope_rows;
+        score_rows.load(0, first_row);
+        slope_rows.load(1, first_row);
         if (IN_REGISTERS || own_first == own_end) release_item();
 
         float sums[WIDTH / 8][4] = {}, value_sums[OF_KEYS ? WIDTH / 8 : 1][4] = {};
@@ -317,101 +324,121 @@ template <int WIDTH> struct HopperBackward {
         settle(value_sums);
         settle(scores);
         settle(slopes);
-        const auto start_tile = [&] {
-            const uint32_t tile = base + offsetof(Shared, tiles) + ring.slot * 2 * TILE_BYTES;
+
+        // The tile at hand, its slot, the next one and how many are to be skipped before it, and the slot of the tile before
+        // where its products may still run.
+        int head = 0, tile = own_first, slot = 0, others = 0, held = -1;
+        const auto tile_in = [&](int slot) { return base + offsetof(Shared, tiles) + slot * 2 * TILE_BYTES; };
+        const auto start_scores = [&] {
             wait_for_tile();
             begin_products();
-            stay[0].multiply(tile, scores);
+            score_rows.multiply(tile_in(ring.slot), scores);
             commit_products();
-            stay[1].multiply(tile + TILE_BYTES, slopes);
+        };
+        const auto start_slopes = [&](int slot) {
+            begin_products();
+            slope_rows.multiply(tile_in(slot) + TILE_BYTES, slopes);
             commit_products();
+        };
+        // What a tile adds, whose scores are there and whose slopes are on their way. Where `joined`, the same is true of the
+        // next one when this returns.
+        const auto take_tile = [&](auto joined, bool is_last) {
+            constexpr bool JOINED = decltype(joined)::value;
+            if (tile * TILE < all_first || tile * TILE + TILE > all_end) {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    // In unsigned numbers one comparison serves both ends.
+                    const unsigned place = tile * TILE + 2 * t - from[half];
+#pragma unroll
+                    for (int i = 0; i < TILE / 8; i++) {
+                        if (place + 8 * i >= span[half]) scores[i][2 * half] = -INFINITY;
+                        if (place + 8 * i + 1 >= span[half]) scores[i][2 * half + 1] = -INFINITY;
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < TILE / 8; i++) {
+                float2 own;
+                if constexpr (OF_KEYS) own = *reinterpret_cast<const float2 *>(&shared().offsets[slot][8 * i + 2 * t]);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float less = OF_KEYS ? (e % 2 ? own.y : own.x) : offset[e / 2];
+                    scores[i][e] = exp2_hardware(__fmaf_rn(scores[i][e], call.scale, -less));
+                }
+            }
+            settle(scores);
+            compute_before_waiting(call.rows < 0);
+            // Slopes, and before them all of the tile before.
+            wait_for_products<0>();
+            settle(slopes);
+            if (held >= 0) release(held);
+            if (!IN_REGISTERS && is_last) release_item();
+            if constexpr (OF_KEYS) {
+                pack(scores, p);
+                begin_products();
+                add_products(p, tile_in(slot) + TILE_BYTES, value_sums);
+                commit_products();
+            }
+#pragma unroll
+            for (int i = 0; i < TILE / 8; i++) {
+                float2 own;
+                if constexpr (OF_KEYS) own = *reinterpret_cast<const float2 *>(&shared().deltas[slot][8 * i + 2 * t]);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float less = OF_KEYS ? (e % 2 ? own.y : own.x) : delta[e / 2];
+                    slopes[i][e] = scores[i][e] * (slopes[i][e] - less);
+                }
+            }
+            pack(slopes, ds);
+            const int this_slot = slot;
+            if constexpr (JOINED) {
+                skip(others);
+                start_scores();
+                slot = ring.slot;
+                ring.advance();
+            }
+            begin_products();
+            add_products(ds, tile_in(this_slot), sums);
+            commit_products();
+            if constexpr (JOINED) {
+                start_slopes(slot);
+                held = this_slot;
+                wait_for_products<2>();
+                settle(scores);
+            } else {
+                wait_for_products<0>();
+                release(this_slot);
+                held = -1;
+            }
         };
         if (own_first == own_end) {
             skip(heads * item.tiles);
         } else {
-            int head = 0, tile = own_first, held = -1;
-            skip(own_first - item.first_tile);
-            start_tile();
+            skip(before);
             while (true) {
-                const bool is_last = tile + 1 == own_end && head + 1 == heads;
-                const int column = tile * TILE + 2 * t;
-                const uint32_t passing = base + offsetof(Shared, tiles) + ring.slot * 2 * TILE_BYTES;
-                // Scores, and with them all products of the tile before.
+                start_scores();
+                slot = ring.slot;
+                ring.advance();
+                start_slopes(slot);
                 wait_for_products<1>();
                 settle(scores);
-                if (held >= 0) release(held);
-                if (tile * TILE < all_first || tile * TILE + TILE > all_end) {
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        // In unsigned numbers one comparison serves both ends.
-                        const unsigned place = column - from[half];
-#pragma unroll
-                        for (int i = 0; i < TILE / 8; i++) {
-                            if (place + 8 * i >= span[half]) scores[i][2 * half] = -INFINITY;
-                            if (place + 8 * i + 1 >= span[half]) scores[i][2 * half + 1] = -INFINITY;
-                        }
-                    }
+                while (true) {
+                    const bool ends_head = tile + 1 == own_end;
+                    others = ends_head ? behind + before : 0;
+                    // More tiles than the ring has beside this and the next would never come.
+                    if (!AHEAD || (ends_head && head + 1 == heads) || others > STAGES - 2) break;
+                    take_tile(std::true_type(), false);
+                    tile = ends_head ? own_first : tile + 1;
+                    head += ends_head;
                 }
-#pragma unroll
-                for (int i = 0; i < TILE / 8; i++) {
-                    float2 own;
-                    if constexpr (OF_KEYS) {
-                        own = *reinterpret_cast<const float2 *>(&shared().offsets[ring.slot][8 * i + 2 * t]);
-                    }
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const float less = OF_KEYS ? (e % 2 ? own.y : own.x) : offset[e / 2];
-                        scores[i][e] = exp2_hardware(__fmaf_rn(scores[i][e], call.scale, -less));
-                    }
-                }
-                if constexpr (OF_KEYS) {
-                    pack(scores, p);
-                    begin_products();
-                    add_products(p, passing + TILE_BYTES, value_sums);
-                    commit_products();
-                }
-                // Slopes; only the sums of values may run on.
-                wait_for_products<OF_KEYS ? 1 : 0>();
-                settle(slopes);
-                if (!IN_REGISTERS && is_last) release_item();
-#pragma unroll
-                for (int i = 0; i < TILE / 8; i++) {
-                    float2 own;
-                    if constexpr (OF_KEYS) {
-                        own = *reinterpret_cast<const float2 *>(&shared().deltas[ring.slot][8 * i + 2 * t]);
-                    }
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const float less = OF_KEYS ? (e % 2 ? own.y : own.x) : delta[e / 2];
-                        slopes[i][e] = scores[i][e] * (slopes[i][e] - less);
-                    }
-                }
-                pack(slopes, ds);
-                begin_products();
-                add_products(ds, passing, sums);
-                commit_products();
-                held = ring.slot;
-                ring.advance();
-                if (is_last) break;
-                int others = 0;
-                if (++tile == own_end) {
-                    others = end_tile - own_end + own_first - item.first_tile;
-                    tile = own_first;
-                    head++;
-                }
-                // Heads of 128 need all registers: those of p and ds are free before scores take theirs. And more tiles
-                // than the ring has beside the one held and the next would never come.
-                if (WIDTH == 128 || others > STAGES - 2) {
-                    wait_for_products<0>();
-                    release(held);
-                    held = -1;
-                }
+                const bool ends_head = tile + 1 == own_end;
+                take_tile(std::false_type(), ends_head && head + 1 == heads);
+                tile = ends_head ? own_first : tile + 1;
+                head += ends_head;
+                if (head == heads) break;
                 skip(others);
-                start_tile();
             }
-            wait_for_products<0>();
-            release(held);
-            skip(end_tile - own_end);
+            skip(behind);
         }
         settle(sums);
         settle(value_sums);

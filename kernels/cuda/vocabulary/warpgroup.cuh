@@ -123,6 +123,13 @@ template <int TILES> __device__ __forceinline__ void settle(float (&d)[TILES][4]
     }
 }
 
+// Keeps the assembler from moving what is computed before a wait to behind it, where nothing would run beside it: its
+// scheduler sees nothing in a wait that holds arithmetic up, but moves little across a pause. `never` is false, which the
+// compiler may not know.
+__device__ __forceinline__ void compute_before_waiting(bool never) {
+    if (never) asm volatile("nanosleep.u32 0;" ::: "memory");
+}
+
 #define OUT(I) "+f"(d[I][0]), "+f"(d[I][1]), "+f"(d[I][2]), "+f"(d[I][3])
 
 // d = a b^T, or += where `add`: 64 rows of a, 128 rows of b, 16 elements of each.
