@@ -121,7 +121,7 @@ impl Tensor {
         let out = Self::allocate(gpu, Form::Bf16, [rows, width], operation)?;
         let from = self.cuda(operation, Form::F32)?;
         ironloom_kernels::convert(gpu, from, out.cuda(operation, Form::Bf16)?, Form::Bf16, rows, width)?;
-        Ok(Self { id: self.id, ..out }.reshape(self.shape)?)
+        Self { id: self.id, ..out }.reshape(self.shape)
     }
 
     /// Where the twin's elements lie, if there is one.
