@@ -1,6 +1,6 @@
 // The backward pass of attention for training on Hopper (sm_90a), for heads of 64 and 128 elements: two kernels, as in
-// attention_training.cu. The first makes delta[h, i] = gradient[i, h] . out[i, h] and the order of the second's items, the
-// second all gradients: attention/flash_backward_hopper.cuh. For other devices, and as PTX, this file is empty.
+// attention_training.cu. The first makes delta[h, i] = gradient[i, h] . out[i, h] and the order of the second's items,
+// the second all gradients: attention/flash_backward_hopper.cuh. For other devices, and as PTX, this file is empty.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "attention/flash_backward_hopper.cuh"
 
@@ -10,7 +10,6 @@
              const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,                                 \
              const __grid_constant__ TensorMap gradient) {                                                             \
         let_next_kernel_start();                                                                                       \
-        wait_for_previous_kernel();                                                                                    \
         HopperBackward<WIDTH>::run(call, q, k, v, gradient);                                                           \
     }
 

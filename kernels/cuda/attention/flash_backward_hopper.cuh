@@ -1,28 +1,31 @@
-// Attention backward with a warpgroup's products (sm_90a), heads of 64 or 128 elements; p, ds and the three gradients are
-// those of flash_backward_dq.cuh and flash_backward_dkv.cuh.
+// Attention backward with a warpgroup's products (sm_90a), heads of 64 or 128 elements; p, ds and the three gradients
+// are those of flash_backward_dq.cuh and flash_backward_dkv.cuh.
 //
-// An item is BLOCK rows of one head, whose gradients it makes: keys and values of a kv head, from the queries of all its
-// heads, or queries. Either way the rows of two tensors stay, and tiles of TILE rows of two others pass by:
+// An item is BLOCK rows of one head, whose gradients it makes: keys and values of a kv head, from the queries of all
+// its heads, or queries. Either way the rows of two tensors stay, and tiles of TILE rows of two others pass by:
 //
-//            stay      pass by           scores    slopes          sums
-//   keys     k, v      q, gradient       k q^T     v gradient^T    dk += ds^T q, dv += p^T gradient
-//   queries  q, dout   k, v              q k^T     gradient v^T    dq += ds k
+//            stay         pass by        scores   slopes         sums
+//   keys     k, v         q, gradient    k q^T    v gradient^T   dk += ds^T q, dv += p^T gradient
+//   queries  q, gradient  k, v           q k^T    gradient v^T   dq += ds k
 //
 // Scores and slopes are the accumulators of a warpgroup with 64 of the rows, p and ds the left operands in registers of
-// the products behind them, and a passing tile is read by rows in the former products and by columns in the latter. What
-// stays is held in registers as left operands where they suffice: all but keys of heads of 128.
+// the products behind them, and a passing tile is read by rows in the former products and by columns in the latter.
+// What stays is held in registers as left operands where they suffice: all but keys and values of heads of 128.
 //
-// A block is persistent. One warp of the first warpgroup takes items from a counter, starts the copies of what they need,
-// a ring of tiles ahead, and writes each query's terms, log-sum-exp times log2 e and delta, beside its tile. The two other
-// warpgroups weigh and add up, with all registers that the first can spare. No item depends on who takes it, or when.
+// A block is persistent. One warp of the first warpgroup takes items from a counter, starts the copies of what they
+// need, a ring of tiles ahead, and writes each query's terms, log-sum-exp times log2 e and delta, beside its tile. The
+// two other warpgroups weigh and add up, with all registers that the first can spare. No item depends on who takes it,
+// or when.
 //
-// The tensor cores have the slopes to make while a warpgroup takes exponentials, and the sums of values while it makes ds;
-// then, for heads of 64, the next scores before the sums of keys or queries and the next slopes, of which it only waits for
-// the scores. (The compiler lets them start no earlier: it makes products wait for each other where registers of theirs
-// are read in between.) What is left open, the other warpgroup fills.
+// The tensor cores have the slopes to make while a warpgroup takes exponentials, and the sums of values while it makes
+// ds; then, for heads of 64, the next scores before the sums of keys or queries and the next slopes, of which it only
+// waits for the scores. (The compiler lets them start no earlier: it makes products wait for each other where registers
+// of theirs are read in between.) What is left open, the other warpgroup fills.
 //
-// Bound: 2 * WIDTH operations a score for each of four products (three for queries) on the tensor cores; exponentials take
-// 0.5 of their cycles for keys and 0.67 for queries at width 64, half of that at 128.
+// Bound: 2 * WIDTH operations a score for each of four products (three for queries) on the tensor cores. Exponentials
+// take 0.5 of their cycles for keys and 0.67 for queries at width 64, half of that at 128; reads of shared memory 0.6
+// and 0.7 of them at width 64, 0.9 and 0.7 at 128, with the copies; those read 16 and 21 bytes a cycle and
+// multiprocessor from the second-level cache, at either width.
 #pragma once
 
 #include <type_traits>
@@ -86,8 +89,8 @@ template <int WIDTH> struct HopperBackward {
                 uniform(item.tiles)};
     }
 
-    // Offset and delta of a query. One that sees nothing, or is none: the exponential of anything finite less infinity is
-    // zero.
+    // Offset and delta of a query. One that sees nothing, or is none: the exponential of anything finite less infinity
+    // is zero.
     static __device__ __forceinline__ float2 terms_of(const BackwardCall &backward, int head, int query) {
         float2 terms = make_float2(INFINITY, 0.0f);
         if (query < backward.forward.rows) {
@@ -325,7 +328,7 @@ template <int WIDTH> struct HopperBackward {
         settle(scores);
         settle(slopes);
 
-        // The tile at hand, its slot, the next one and how many are to be skipped before it, and the slot of the tile before
+        // The tile at hand, its slot, how many are to be skipped before the next one, and the slot of the tile before
         // where its products may still run.
         int head = 0, tile = own_first, slot = 0, others = 0, held = -1;
         const auto tile_in = [&](int slot) { return base + offsetof(Shared, tiles) + slot * 2 * TILE_BYTES; };
@@ -340,8 +343,8 @@ template <int WIDTH> struct HopperBackward {
             slope_rows.multiply(tile_in(slot) + TILE_BYTES, slopes);
             commit_products();
         };
-        // What a tile adds, whose scores are there and whose slopes are on their way. Where `joined`, the same is true of the
-        // next one when this returns.
+        // What a tile adds, whose scores are there and whose slopes are on their way. Where `joined`, the same is true
+        // of the next one when this returns.
         const auto take_tile = [&](auto joined, bool is_last) {
             constexpr bool JOINED = decltype(joined)::value;
             if (tile * TILE < all_first || tile * TILE + TILE > all_end) {
@@ -442,13 +445,16 @@ template <int WIDTH> struct HopperBackward {
         }
         settle(sums);
         settle(value_sums);
-        const int row = warp_row + g, kind_rows = rows - row;
-        const int64_t at = item.first_row + row, head_column = int64_t(item.head) * WIDTH;
+        const int row = warp_row + g;
+        const int64_t at = item.first_row + row, column = int64_t(item.head) * WIDTH;
         if constexpr (OF_KEYS) {
-            store(sums, backward.factor, backward.dk + at * backward.dk_stride + head_column, backward.dk_stride, kind_rows);
-            store(value_sums, 1.0f, backward.dv + at * backward.dv_stride + head_column, backward.dv_stride, kind_rows);
+            bf16 *dk = backward.dk + at * backward.dk_stride + column;
+            bf16 *dv = backward.dv + at * backward.dv_stride + column;
+            store(sums, backward.factor, dk, backward.dk_stride, rows - row);
+            store(value_sums, 1.0f, dv, backward.dv_stride, rows - row);
         } else {
-            store(sums, backward.factor, backward.dq + at * backward.dq_stride + head_column, backward.dq_stride, kind_rows);
+            bf16 *dq = backward.dq + at * backward.dq_stride + column;
+            store(sums, backward.factor, dq, backward.dq_stride, rows - row);
         }
     }
 
@@ -498,6 +504,7 @@ template <int WIDTH> struct HopperBackward {
             publish_barriers();
         }
         __syncthreads();
+        wait_for_previous_kernel();
         // All have 168 registers at the start, as many as a block of 384 threads can.
         if (threadIdx.x < WARPGROUP) {
             give_registers_back<24>();
