@@ -154,6 +154,38 @@ fn a_run_makes_a_model_that_answers_and_goes_on_to_the_same_bits() {
     assert!(!last.exists() && straight.path("out/checkpoints/step-00000002").exists());
 }
 
+/// A run on a card, cut and whole; and one that was begun on the processor.
+#[test]
+fn a_run_on_a_card_goes_on_to_the_same_bits() {
+    let bench = Bench::new();
+    let (code, plan, errors) = bench.train(&["--device", "cuda", "--dry-run"]);
+    if code != 0 && ["no CUDA driver", "no CUDA device"].iter().any(|missing| errors.contains(missing)) {
+        return println!("skipped: {errors}");
+    }
+    assert_eq!(code, 0, "{errors}");
+    for part in ["weights in bfloat16", "moments", "averaged weights", "logits", "measuring the loss", "workspaces"] {
+        assert!(plan.contains(part), "{part} is not in {plan}");
+    }
+    let run = |folder: &str, more: &[&str]| -> Value {
+        let folder = bench.path(folder);
+        let arguments = [&["--json", "--output", folder.to_str().unwrap()], more].concat();
+        serde_json::from_str(&bench.ok(&arguments)).unwrap()
+    };
+    let report = run("straight", &["--device", "cuda"]);
+    assert!(report["device_memory_bytes"].as_u64().unwrap() > 0);
+    for first in ["cuda", "cpu"] {
+        run(first, &["--device", first]);
+        fs::remove_dir_all(bench.path(first).join("checkpoints/step-00000006")).unwrap();
+        assert_eq!(run(first, &["--device", "cuda", "--resume"])["steps"], 6);
+    }
+    let weights = |folder: &str| fs::read(bench.path(folder).join("model/model.safetensors")).unwrap();
+    assert!(weights("straight") == weights("cuda"));
+    answer(&bench.path("straight/model"));
+    answer(&bench.path("cpu/model"));
+    let small = ["--device", "cuda", "--memory-budget", "1000", "--output", "small"];
+    bench.refused(&small, &["weights in bfloat16", "activations", "batch.rows"]);
+}
+
 #[test]
 fn a_model_is_trained_on_and_its_tokenizer_kept() {
     let first = Bench::new();
@@ -205,6 +237,10 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         bench.refused(&[], parts);
         assert!(!bench.path("out").exists(), "{to}");
     }
+    // No machine has so many cards.
+    bench.configure(|text| text);
+    bench.refused(&["--device", "cuda:99"], &["CUDA", "CPU"]);
+    assert!(!bench.path("out").exists());
 }
 
 #[cfg(unix)]

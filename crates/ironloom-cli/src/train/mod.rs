@@ -34,6 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   ironloom train examples/quick-start.toml --dry-run    what it would do, and the memory it would take
   ironloom train examples/quick-start.toml
+  ironloom train examples/quick-start.toml --device cuda    on a graphics card, in mixed precision
   ironloom train examples/quick-start.toml --resume --steps 800
   ironloom run target/quick-start/model \"Training\"
 

@@ -40,7 +40,7 @@ const EXAMPLES: &str = "\
 Examples:
   ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --epochs 20 --merge
   ironloom finetune model.gguf --data notes.txt --base nf4 --rank 32 --targets q_proj,v_proj
-  ironloom finetune Qwen2.5-0.5B/ --data chats.jsonl --full --learning-rate 1e-5 --held-out 0.05
+  ironloom finetune Qwen2.5-0.5B/ --data chats.jsonl --full --learning-rate 1e-5 --held-out 0.05 --device cuda
   ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --dry-run
 
 JSONL lines are {\"messages\": [{\"role\": …, \"content\": …}, …]}, {\"prompt\": …, \"completion\": …} or {\"text\": …}; other files are
