@@ -17,6 +17,7 @@ mod rope_append;
 mod route_experts;
 mod routed_experts;
 mod rows;
+mod training;
 mod weights;
 
 use anyhow::{Context as _, Result};
@@ -40,6 +41,7 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
         route_experts::cases,
         routed_experts::cases,
         rows::cases,
+        training::cases,
     ];
     by_operation.into_iter().flat_map(|cases| cases(device)).collect()
 }
