@@ -41,9 +41,11 @@ pub(in crate::bench) fn train(card: &Card, case: Case) -> Result<Measurement> {
     let mut run = TrainingRun::new(card, &case.shape.config(), case.documents, case.length, options())?;
     let measured = run.measure(card, case.shape.steps())?;
     let kernels = run.profile()?;
-    let one_by_one: f64 = kernels.iter().map(|kernel| kernel.microseconds).sum();
+    let (launches, one_by_one) = Kernel::sum(&kernels);
     let notes = format!("{}; its kernels one by one {:.2} ms", measured.notes, one_by_one / 1e3);
-    Ok(Measurement { kernels, notes, ..measured })
+    let mut shape = measured.shape;
+    shape.insert("kernels_per_step".to_owned(), launches.into());
+    Ok(Measurement { kernels, notes, shape, ..measured })
 }
 
 /// Tokens/s of 16 x 512 with blocks run again on the way back; the notes say what steps without take.
