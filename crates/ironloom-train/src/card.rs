@@ -164,7 +164,6 @@ impl CardTrainer {
                 seed: step.seed ^ (((step.number - 1) << 20) + number as u64 + 1),
                 scale: 1.0 / counted as f32,
                 share: batch.ids.len() as f32 / tokens as f32,
-                ..PassNumbers::default()
             };
             pass.set(model, batch, numbers)?;
         }
@@ -301,7 +300,7 @@ impl CardTrainer {
         let figures = Figures::new(&self.device)?;
         let held = CardRows::new(model, rows, figures.clone())?;
         for batch in batches {
-            held.set(model, batch, PassNumbers { scale: 1.0, share: 1.0, ..PassNumbers::default() })?;
+            held.set(model, batch, PassNumbers { seed: 0, scale: 1.0, share: 1.0 })?;
             model.loss_on_card(&Context::inference(&self.device), &held, pass)?;
         }
         Ok(figures.read()?.loss.nll)

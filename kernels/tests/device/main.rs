@@ -20,6 +20,7 @@ mod embedding;
 mod embedding_backward;
 mod gated_activation;
 mod gated_activation_backward;
+mod gated_rows_backward;
 mod gather_rows;
 mod gemm;
 mod gemm_transposed;

@@ -175,9 +175,10 @@ pub fn scale_rows_by_sigmoid(cx: &Context, x: Tensor, gate: &Tensor) -> Result<T
 pub fn add_gated_rows(cx: &Context, residual: Tensor, y: &Tensor, gate: &Tensor) -> Result<Tensor> {
     const NAME: &str = "add gated rows";
     let Some(gpu) = cx.gpu() else { return add(cx, residual, &scale_rows_by_sigmoid(cx, y.clone(), gate)?) };
-    cx.without_gradient(NAME)?;
     expect_shape(NAME, "the rows to add", *residual.shape(), y.shape())?;
     expect_shape(NAME, "the gate", [y.rows(), 1], gate.shape())?;
+    // What is recorded has to stay what it is known by.
+    let before = cx.tape.map(|_| residual.clone());
     let out = owned(gpu, residual, NAME)?;
     let call = kernels::AddGatedRows {
         residual: out.cuda(NAME, Form::F32)?,
@@ -188,6 +189,9 @@ pub fn add_gated_rows(cx: &Context, residual: Tensor, y: &Tensor, gate: &Tensor)
         width: y.width(),
     };
     kernels::add_gated_rows(gpu, &call)?;
+    if let Some(before) = before {
+        super::cuda::rows::record_gated_rows(cx, gpu, [&before, y, gate], &out);
+    }
     Ok(out)
 }
 

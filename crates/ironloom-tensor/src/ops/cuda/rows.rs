@@ -33,6 +33,44 @@ pub(in crate::ops) fn record_rmsnorm_add(
     });
 }
 
+/// Records `out = residual + y / (1 + e^-gate)`, row by row.
+pub(in crate::ops) fn record_gated_rows(
+    cx: &Context,
+    gpu: &Gpu,
+    [residual, y, gate]: [&Tensor; 3],
+    out: &Tensor,
+) {
+    const NAME: &str = "add gated rows";
+    let Some((tape, [to_residual, to_y, to_gate])) = cx.slots([residual, y, gate]) else { return };
+    let (gpu, y, gate) = (gpu.clone(), y.clone(), gate.clone());
+    tape.record(out, move |gradient, gradients| {
+        if let Some(slot) = &to_residual {
+            gradients.add(slot, gradient.clone())?;
+        }
+        let (rows, width) = (y.rows(), y.width());
+        let d_y = Tensor::allocate(&gpu, Form::Bf16, [rows, width], NAME)?;
+        // A product reads eight columns at a time.
+        let d_gate = Tensor::allocate(&gpu, Form::Bf16, [rows, 8], NAME)?;
+        let call = kernels::GatedRowsBackward {
+            gradient: gradient.cuda(NAME, Form::F32)?,
+            y: y.cuda(NAME, Form::F32)?,
+            gate: gate.cuda(NAME, Form::F32)?,
+            y_gradient: d_y.cuda(NAME, Form::Bf16)?,
+            gate_gradient: d_gate.cuda(NAME, Form::Bf16)?,
+            rows,
+            width,
+        };
+        kernels::gated_rows_backward(&gpu, &call)?;
+        if let Some(slot) = &to_y {
+            gradients.put(slot, d_y);
+        }
+        if let Some(slot) = &to_gate {
+            gradients.put(slot, d_gate.columns(0..1)?);
+        }
+        Ok(())
+    });
+}
+
 fn norm_back(
     gpu: &Gpu,
     gradient: &Tensor,
