@@ -20,6 +20,9 @@
 // are asked for when the scores are taken, its values when the sums are. A key of this pass is made by the warp that
 // would have copied it, and the block of the row's last chunk also writes it to the cache.
 //
+// For many rows, a block takes two chunks of a leaf one after the other (attention/split_history.cuh says why), and
+// asks for the second one's first keys when the first one's last scores are taken.
+//
 // Bound: bytes of keys and values for many rows and long histories: 64 KiB a block are on their way, two blocks a
 // multiprocessor. For one row of some hundred positions, latency. The chain, in cycles, of a row with 640 positions (80
 // a block: all copies in flight at once; projections, norms and phases meanwhile):
@@ -34,6 +37,8 @@
 //   output and end                                          400
 // 3,200 in all: 1.8 us, and what a launch costs. Instructions count as much as loads, as a warp issues one in three or
 // so cycles: on this path are no divisions of positions, and code that one row never needs is out of line.
+#include <type_traits>
+
 #include "attention/few_any_width.cuh"
 #include "attention/split_history.cuh"
 #include "attention/turn.cuh"
@@ -185,17 +190,32 @@ template <int WIDTH> struct Tile {
     }
 };
 
-template <int WIDTH> struct Shared {
-    static constexpr int WARPS = WIDTH > 128 ? 4 : 8;  // so that tiles take 64 KiB at most
-    union OfWarp {
+// A warp's tile, and its result, when it is done; the two elements more spread the banks.
+template <int WIDTH> union TileOrSums {
+    Tile<WIDTH> tile;
+    uint4 bytes[WIDTH * TILE / 4];
+    float sums[HEADS][WIDTH + 2];
+    __device__ TileOrSums() {}
+};
+
+template <int WIDTH> struct TileAndSums {
+    union {
         Tile<WIDTH> tile;
         uint4 bytes[WIDTH * TILE / 4];
-        float sums[HEADS][WIDTH + 2];  // the warp's result, when it is done; the two spread the banks
-        __device__ OfWarp() {}
     };
-    OfWarp warps[WARPS];
+    float sums[HEADS][WIDTH + 2];
+    __device__ TileAndSums() {}
+};
+
+// Of a block, of which there are BLOCKS for a leaf.
+template <int WIDTH, int BLOCKS> struct Shared {
+    static constexpr int WARPS = WIDTH > 128 ? 4 : 8;  // so that tiles take 64 KiB at most
+    // Whether the copies of a block's next chunk of a leaf start before the sums of the one before are sent. Shared
+    // memory still is enough for two blocks a multiprocessor, which it would not be for wider heads.
+    static constexpr bool AHEAD = BLOCKS < LEAF && WIDTH <= 128;
+    std::conditional_t<AHEAD, TileAndSums<WIDTH>, TileOrSums<WIDTH>> warps[WARPS];
     uint4 queries[2][WIDTH / 32][WARP];  // high parts, low parts: a lane's right operands of two steps
-    Received<WIDTH> received;
+    Received<WIDTH, BLOCKS> received;
     float maximum[WARPS][HEADS], denominator[WARPS][HEADS];
     HeadSums heads;
     bool last;
@@ -204,7 +224,7 @@ template <int WIDTH> struct Shared {
 // The queries of a block, in the order of the keys' elements: lane 4 g + t has head g. A warp makes a head at a time.
 template <int WIDTH> struct Queries {
     using Head = WarpHead<WIDTH>;
-    static constexpr int WARPS = Shared<WIDTH>::WARPS, MINE = HEADS / WARPS;
+    static constexpr int WARPS = Shared<WIDTH, LEAF>::WARPS, MINE = HEADS / WARPS;
     Head heads[MINE];
 
     __device__ __forceinline__ void load(const Call &call, const Job &job) {
@@ -217,7 +237,8 @@ template <int WIDTH> struct Queries {
         }
     }
 
-    __device__ __forceinline__ void store(const Call &call, const Job &job, Shared<WIDTH> &shared) {
+    template <int BLOCKS>
+    __device__ __forceinline__ void store(const Call &call, const Job &job, Shared<WIDTH, BLOCKS> &shared) {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
             const int head = threadIdx.x / WARP + i * WARPS;
@@ -239,9 +260,9 @@ template <int WIDTH> struct Queries {
 };
 
 // Starts the copies of each warp's first tile of a chunk, positions begin .. end.
-template <int WIDTH>
+template <int WIDTH, int BLOCKS>
 __device__ __forceinline__ void start_chunk(const Call &call, const Job &job, int begin, int end,
-                                            Shared<WIDTH> &shared) {
+                                            Shared<WIDTH, BLOCKS> &shared) {
     const size_t stride = size_t(call.kv_heads) * WIDTH;
     Tile<WIDTH> &slots = shared.warps[threadIdx.x / WARP].tile;
     const int tile = begin + threadIdx.x / WARP * TILE;
@@ -252,11 +273,12 @@ __device__ __forceinline__ void start_chunk(const Call &call, const Job &job, in
 }
 
 // The chunk: its warps' sums, relative to the block's greatest scores, and the block's maxima and denominators are left
-// in shared memory.
-template <int WIDTH>
-__device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, int begin, int end,
-                                             Shared<WIDTH> &shared) {
-    constexpr int WARPS = Shared<WIDTH>::WARPS, STEP = WARPS * TILE, TILES = WIDTH / 16;
+// in shared memory. With AHEAD, the copies of positions after .. after_end, the next chunk, are started: a warp with a
+// tile there has one here, as only a row's last chunk is shorter.
+template <int WIDTH, int BLOCKS>
+__device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, int begin, int end, int after,
+                                             int after_end, Shared<WIDTH, BLOCKS> &shared) {
+    constexpr int WARPS = Shared<WIDTH, BLOCKS>::WARPS, STEP = WARPS * TILE, TILES = WIDTH / 16;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const size_t stride = size_t(call.kv_heads) * WIDTH;
     Tile<WIDTH> &slots = shared.warps[warp].tile;
@@ -280,8 +302,9 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
                 multiply_add(scores[2 * part + 1], second_step, q.z, q.w);
             }
         }
-        const int next = tile + STEP;
-        if (next < end) slots.copy_keys(job.keys, stride, next, end, job.first_new);
+        int next = tile + STEP, next_end = end;
+        if (Shared<WIDTH, BLOCKS>::AHEAD && next >= end) next = after + warp * TILE, next_end = after_end;
+        if (next < next_end) slots.copy_keys(job.keys, stride, next, next_end, job.first_new);
         commit_copies();
 
         float p[4];
@@ -315,7 +338,7 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
         const uint32_t low[2] = {transpose(low_positions.low), transpose(high_positions.low)};
         wait_for_copies<1>();
         slots.add_values(sums, high, low);
-        if (next < end) slots.copy_values(job.values, stride, next, end, job.first_new);
+        if (next < next_end) slots.copy_values(job.values, stride, next, next_end, job.first_new);
         commit_copies();
     }
 
@@ -361,55 +384,73 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
     __syncthreads();
 }
 
-// `CLUSTERED`: the LEAF blocks of a leaf are a cluster.
-template <int WIDTH, bool CLUSTERED> __device__ __forceinline__ void attend(const Call &call) {
-    constexpr int THREADS = Shared<WIDTH>::WARPS * WARP;
+// BLOCKS: of a leaf, a cluster where there are any.
+template <int WIDTH, int BLOCKS> __device__ __forceinline__ void attend(const Call &call) {
+    using Memory = Shared<WIDTH, BLOCKS>;
+    constexpr int WARPS = Memory::WARPS, THREADS = WARPS * WARP;
     extern __shared__ __align__(16) unsigned char arena[];
-    Shared<WIDTH> &shared = *reinterpret_cast<Shared<WIDTH> *>(arena);
+    Memory &shared = *reinterpret_cast<Memory *>(arena);
     // Sums of the block: one of [group, width], and four of a head.
     const auto block_sum = [&](int element) {
         float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < Shared<WIDTH>::WARPS; w++) sum += shared.warps[w].sums[element / WIDTH][element % WIDTH];
+        for (int w = 0; w < WARPS; w++) sum += shared.warps[w].sums[element / WIDTH][element % WIDTH];
         return sum;
     };
     const auto block_sums = [&](int head, int element) {
         float4 sum = {};
 #pragma unroll
-        for (int w = 0; w < Shared<WIDTH>::WARPS; w++) {
+        for (int w = 0; w < WARPS; w++) {
             const float2 *from = reinterpret_cast<const float2 *>(&shared.warps[w].sums[head][element]);
             sum.x += from[0].x, sum.y += from[0].y, sum.z += from[1].x, sum.w += from[1].y;
         }
         return sum;
     };
     Job job;
-    find_heads(call, job);
-    if (CLUSTERED && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
+    find_heads<BLOCKS>(call, job);
+    if (CLUSTERS && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
     wait_for_previous_kernel();
     if (!find_history(call, job, WIDTH)) return;
-    const bool in_cluster = CLUSTERED && !job.one_chunk();
+    const bool in_cluster = CLUSTERS && !job.one_chunk();
     if (in_cluster) arrive_ready();
-    if (job.has_chunk(blockIdx.z)) {
+    const auto start = [&](int chunk) { start_chunk(call, job, job.begin(chunk), job.end(chunk), shared); };
+    if (job.has_chunk(job.first_chunk(blockIdx.z))) {
         // Asked for before the chunk, whose many copies would delay them; idle blocks ask for nothing.
         Queries<WIDTH> queries;
         queries.load(call, job);
-        start_chunk(call, job, job.begin(blockIdx.z), job.end(blockIdx.z), shared);
+        start(job.first_chunk(blockIdx.z));
         queries.store(call, job, shared);
         __syncthreads();
     }
     for (int leaf = blockIdx.z, time = 0;; time++) {
-        if (job.has_chunk(leaf)) attend_chunk(call, job, job.begin(leaf), job.end(leaf), shared);
-        if (in_cluster) {
-            finish_in_cluster<THREADS>(call, job, leaf, time, block_sums, shared.heads, shared.received, shared.last);
-        } else if (job.has_chunk(leaf)) {
-            finish_by_tickets<THREADS, CLUSTERED>(call, job, leaf, block_sum, shared.heads, WIDTH, shared.last);
+#pragma unroll 1
+        for (int i = 0; i < LEAF / BLOCKS; i++) {
+            const int chunk = job.first_chunk(leaf) + i * BLOCKS, after = chunk + BLOCKS;
+            const bool has_chunk = job.has_chunk(chunk);
+            const bool has_after = i + 1 < LEAF / BLOCKS && job.has_chunk(after);
+            if (has_chunk) {
+                const int after_end = has_after ? job.end(after) : 0;
+                attend_chunk(call, job, job.begin(chunk), job.end(chunk), job.begin(after), after_end, shared);
+            }
+            if (in_cluster) {
+                if (i == 0) begin_leaf(job, leaf, shared.received);
+                if (has_chunk) send_chunk<THREADS>(job, chunk, block_sums, shared.heads, shared.received);
+            } else if (has_chunk) {
+                finish_by_tickets<THREADS, CLUSTERS>(call, job, chunk, block_sum, shared.heads, WIDTH, shared.last);
+            }
+            if (!has_after) break;
+            if (!Memory::AHEAD) {
+                __syncthreads();
+                start(after);
+            }
         }
+        if (in_cluster) merge_leaf<THREADS>(call, job, leaf, time, shared.received, shared.last);
         leaf += gridDim.z;
         if (!job.has_leaf(leaf)) return;
         if (in_cluster) arrive_ready();
-        if (job.has_chunk(leaf)) {
+        if (job.has_chunk(job.first_chunk(leaf))) {
             __syncthreads();
-            start_chunk(call, job, job.begin(leaf), job.end(leaf), shared);
+            start(job.first_chunk(leaf));
         }
     }
 }
@@ -425,23 +466,22 @@ template <int WIDTH, bool CLUSTERED> __device__ __forceinline__ void attend(cons
             kv_heads, group, width, head_blocks, most_chunks, most_leaves                                             \
     }
 
-#define ATTENTION_FEW(WIDTH, SHARED_BYTES)                                                                            \
-    static_assert(sizeof(Shared<WIDTH>) <= SHARED_BYTES, "what the launcher gives");                                  \
-    extern "C" __global__ void CLUSTER_OF(LEAF) __launch_bounds__(Shared<WIDTH>::WARPS *WARP, 2)                      \
-        attention_few_##WIDTH(PARAMETERS) {                                                                           \
+#define ATTENTION_FEW(NAME, WIDTH, BLOCKS, SHARED_BYTES)                                                              \
+    static_assert(sizeof(Shared<WIDTH, BLOCKS>) <= SHARED_BYTES, "what the launcher gives");                          \
+    extern "C" __global__ void CLUSTER_OF(BLOCKS) __launch_bounds__(Shared<WIDTH, BLOCKS>::WARPS *WARP, 2)            \
+        NAME(PARAMETERS) {                                                                                            \
         let_next_kernel_start();                                                                                      \
-        attend<WIDTH, CLUSTERS>(CALL);                                                                                \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(Shared<WIDTH>::WARPS *WARP, 2)                                       \
-        attention_few_##WIDTH##_by_tickets(PARAMETERS) {                                                              \
-        let_next_kernel_start();                                                                                      \
-        attend<WIDTH, false>(CALL);                                                                                   \
+        attend<WIDTH, BLOCKS>(CALL);                                                                                  \
     }
 
-ATTENTION_FEW(64, 38 << 10)
-ATTENTION_FEW(96, 57 << 10)
-ATTENTION_FEW(128, 74 << 10)
-ATTENTION_FEW(256, 82 << 10)
+ATTENTION_FEW(attention_few_64, 64, LEAF, 38 << 10)
+ATTENTION_FEW(attention_few_96, 96, LEAF, 57 << 10)
+ATTENTION_FEW(attention_few_128, 128, LEAF, 74 << 10)
+ATTENTION_FEW(attention_few_256, 256, LEAF, 82 << 10)
+ATTENTION_FEW(attention_few_64_by_four, 64, 4, 56 << 10)
+ATTENTION_FEW(attention_few_96_by_four, 96, 4, 83 << 10)
+ATTENTION_FEW(attention_few_128_by_four, 128, 4, 110 << 10)
+ATTENTION_FEW(attention_few_256_by_four, 256, 4, 90 << 10)
 
 extern "C" __global__ void __launch_bounds__(ANY_WIDTH_THREADS) attention_few_any_width(PARAMETERS) {
     let_next_kernel_start();

@@ -1,7 +1,7 @@
 //! Attention of few rows, each over its own history, from the raw projections: the launcher of `cuda/attention_few.cu`.
 //!
 //! One launch norms and turns queries and keys, appends keys and values to the caches, and attends. A history is cut in
-//! chunks, one block each, whose results are merged in their order; the cut depends on the model's shape and the row's
+//! chunks, one or two a block, whose results are merged in their order; the cut depends on the model's shape and the row's
 //! own length, so a row's bits are the same alone and among others. Positions and caches are read from tables on the
 //! device: a captured launch follows them while they grow, up to the `max_positions` it was captured for.
 
@@ -83,8 +83,13 @@ const MOST_WIDTH: usize = 256;
 /// Blocks that are enough for a card: two of these for each multiprocessor of a large one.
 const BLOCKS: usize = 256;
 
-/// For each of so many multiprocessors a cluster runs: its blocks take four of a group of 16 or 18.
+/// For each of so many multiprocessors a cluster of [`LEAF`] blocks runs at a time, two blocks a multiprocessor: a
+/// cluster lies within a group of 16 or 18.
 const MULTIPROCESSORS_A_CLUSTER: usize = 5;
+/// Blocks of a leaf where there are more leaves than that: each takes two chunks.
+const FEW_BLOCKS: usize = 4;
+/// The first compute capability with clusters.
+const CLUSTERS_FROM: (u32, u32) = (9, 0);
 
 const NAME: &str = "attention of few rows";
 
@@ -154,18 +159,33 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         let what = "the number of pairs that turn";
         return Err(Error::Shape { operation: NAME, what, expected: head_width / 2, found: half });
     }
-    // The kernels by clusters and by tickets, which give the same bits, their threads, and their shared memory.
-    let (kernels, threads, shared_bytes) = match head_width {
-        64 if half.is_multiple_of(8) => (["attention_few_64", "attention_few_64_by_tickets"], 256, 38 << 10),
-        96 if half.is_multiple_of(8) => (["attention_few_96", "attention_few_96_by_tickets"], 256, 57 << 10),
-        128 if half.is_multiple_of(8) => (["attention_few_128", "attention_few_128_by_tickets"], 256, 74 << 10),
-        256 if half.is_multiple_of(8) => (["attention_few_256", "attention_few_256_by_tickets"], 128, 82 << 10),
-        1..=MOST_WIDTH => (["attention_few_any_width"; 2], 128, 44 << 10),
+    let slots = rows.checked_mul(kv_heads * plan.head_blocks).ok_or(Error::SizeOverflow)?;
+    // Threads, and kernels with LEAF blocks a leaf and with FEW_BLOCKS, which give the same bits, each with its shared
+    // memory.
+    let (threads, many, few) = match head_width {
+        64 if half.is_multiple_of(8) => {
+            (256, ("attention_few_64", 38 << 10), Some(("attention_few_64_by_four", 56 << 10)))
+        }
+        96 if half.is_multiple_of(8) => {
+            (256, ("attention_few_96", 57 << 10), Some(("attention_few_96_by_four", 83 << 10)))
+        }
+        128 if half.is_multiple_of(8) => {
+            (256, ("attention_few_128", 74 << 10), Some(("attention_few_128_by_four", 110 << 10)))
+        }
+        256 if half.is_multiple_of(8) => {
+            (128, ("attention_few_256", 82 << 10), Some(("attention_few_256_by_four", 90 << 10)))
+        }
+        1..=MOST_WIDTH => (128, ("attention_few_any_width", 44 << 10), None),
         _ => {
             let what = format!("heads of {head_width} elements; up to {MOST_WIDTH} are supported");
             return Err(Error::Unsupported { operation: NAME, what });
         }
     };
+    let card = gpu.properties();
+    let takes_rounds =
+        card.compute_capability >= CLUSTERS_FROM && slots > card.multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
+    let few = few.filter(|&(_, bytes)| takes_rounds && bytes <= card.shared_per_block);
+    let (leaf_blocks, (kernel, shared_bytes)) = few.map_or((LEAF, many), |few| (FEW_BLOCKS, few));
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
     let row_width =
         kv_heads.checked_mul(2 * head_width).and_then(|kv| kv.checked_add(width)).ok_or(Error::SizeOverflow)?;
@@ -201,9 +221,7 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         .i32(int(plan.head_blocks)?)
         .i32(int(plan.most_chunks)?)
         .i32(int(plan.most_leaves)?);
-    let grid = [int(LEAF * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
-    let clusters = grid.iter().product::<u32>() as usize / LEAF;
-    let by_tickets = clusters > gpu.properties().multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
-    let function = gpu.function("attention_few", kernels[usize::from(by_tickets)])?;
-    gpu.launch(&function, Launch { grid, threads, shared_bytes }, arguments)
+    let grid =
+        [int(leaf_blocks * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
+    gpu.launch(&gpu.function("attention_few", kernel)?, Launch { grid, threads, shared_bytes }, arguments)
 }

@@ -123,10 +123,11 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
     find_heads(call, job);
     wait_for_previous_kernel();
     if (!find_history(call, job, call.width)) return;
-    for (int leaf = blockIdx.z; job.has_chunk(leaf); leaf += gridDim.z) {
-        attend_chunk_any_width(call, job, job.begin(leaf), job.end(leaf), shared);
+    for (int leaf = blockIdx.z; job.has_chunk(job.first_chunk(leaf)); leaf += gridDim.z) {
+        const int chunk = job.first_chunk(leaf);
+        attend_chunk_any_width(call, job, job.begin(chunk), job.end(chunk), shared);
         finish_by_tickets<ANY_WIDTH_THREADS, false>(
-            call, job, leaf, [&](int element) { return shared.queries[element / call.width][element % call.width]; },
+            call, job, chunk, [&](int element) { return shared.queries[element / call.width][element % call.width]; },
             shared.heads, call.width, shared.last);
         __syncthreads();
     }

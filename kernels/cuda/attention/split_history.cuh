@@ -10,12 +10,17 @@
 // theirs to the row's result. Blocks go through a row's leaves in steps of the grid: which block does what changes no
 // bit.
 //
-// With clusters (of which some 30 run at a time on 132 multiprocessors, as a cluster is within one of their groups: more
-// leaves than that take twice as long, and go by tickets), the LEAF blocks of a leaf are one cluster: each of them receives a LEAFth of every head of every chunk
-// in its shared memory, merges it, and writes it out, or, with several leaves, leaves it in global memory to the last
-// to arrive of the same rank (an integer ticket): some 400 cycles, where a ticket with its fences and reads takes
-// 2,000. Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph
-// needs no clearing between replays.
+// With clusters, the blocks of a leaf are one cluster: each of them receives its part of every head of every chunk in
+// its shared memory, merges it, and writes it out, or, with several leaves, leaves it in global memory to the last to
+// arrive of the same rank (an integer ticket): some 400 cycles, where a ticket with its fences and reads takes 2,000.
+// Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph needs no
+// clearing between replays.
+//
+// A leaf has LEAF blocks, with a chunk each, or fewer, which take their chunks one after the other. A cluster lies
+// within one group of 16 or 18 multiprocessors, so of clusters of 8 blocks, two blocks a multiprocessor, only 30 run at
+// a time on an H200, of clusters of 4 over 60: where there are more leaves than that, one round of four blocks with two
+// chunks each is faster than two rounds of eight. (Tickets there: 12.7 us for 16 rows of 640 positions, clusters of
+// eight 13.5.)
 //
 // The rows of a pass may belong to one sequence (a prompt, a verify pass): then they stand side by side in the order of
 // their positions. Keys and values of the pass are not read from the caches, which other blocks are only now
@@ -27,7 +32,7 @@
 #include "exponential.cuh"
 
 constexpr int HEADS = 8;  // query heads of one block
-constexpr int LEAF = 8;   // chunks of a leaf, blocks of a cluster
+constexpr int LEAF = 8;   // chunks of a leaf
 constexpr int MOST_LEAVES = 16;
 constexpr int TILE = 16;  // positions
 constexpr int SHORTEST_CHUNK = 64;
@@ -53,19 +58,20 @@ struct Call {
 // What the blocks of one row, kv head and block of heads work on.
 struct Job {
     int row, kv_head, first_head, group;  // query heads first_head .. first_head + group
-    int rank;                             // of the block in its leaf
+    int rank;                             // of the block among those of its leaf
     int position, first_new;              // positions from `first_new` on are of this pass
     int start, chunk_length;
     bool appends;  // writes the row's key and value to the cache
     size_t slot;
     bf16 *keys, *values;  // the kv head at position 0
 
-    __device__ __forceinline__ int leaf_begin(int leaf) const { return start + leaf * LEAF * chunk_length; }
-    __device__ __forceinline__ int begin(int leaf) const { return leaf_begin(leaf) + rank * chunk_length; }
-    __device__ __forceinline__ int end(int leaf) const { return min(begin(leaf) + chunk_length, position + 1); }
+    // Chunks are counted over the whole row. The block's first one of a leaf:
+    __device__ __forceinline__ int first_chunk(int leaf) const { return leaf * LEAF + rank; }
+    __device__ __forceinline__ int begin(int chunk) const { return start + chunk * chunk_length; }
+    __device__ __forceinline__ int end(int chunk) const { return min(begin(chunk) + chunk_length, position + 1); }
     // Most questions need no division, which would come before the first keys are asked for.
-    __device__ __forceinline__ bool has_leaf(int leaf) const { return leaf_begin(leaf) <= position; }
-    __device__ __forceinline__ bool has_chunk(int leaf) const { return begin(leaf) <= position; }
+    __device__ __forceinline__ bool has_chunk(int chunk) const { return begin(chunk) <= position; }
+    __device__ __forceinline__ bool has_leaf(int leaf) const { return has_chunk(leaf * LEAF); }
     __device__ __forceinline__ bool one_chunk() const { return start + chunk_length > position; }
     __device__ __forceinline__ bool one_leaf() const { return !has_leaf(1); }
     __device__ __forceinline__ int chunks() const { return (position - start) / chunk_length + 1; }
@@ -84,18 +90,18 @@ __device__ __forceinline__ const float *row_phases(const Call &call, const Job &
     return call.phases + int64_t(job.row - (job.position - position)) * 2 * call.half;
 }
 
-// Grid: LEAF * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first. Reads nothing
-// that another kernel wrote.
-__device__ __forceinline__ void find_heads(const Call &call, Job &job) {
+// Grid: BLOCKS (of a leaf) * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first.
+// Reads nothing that another kernel wrote.
+template <int BLOCKS = LEAF> __device__ __forceinline__ void find_heads(const Call &call, Job &job) {
     job.row = blockIdx.y;
-    job.rank = blockIdx.x % LEAF;
-    const int place = blockIdx.x / LEAF;
+    job.rank = blockIdx.x % BLOCKS;
+    const int place = blockIdx.x / BLOCKS;
     job.kv_head = call.head_blocks == 1 ? place : place / call.head_blocks;
     const int block = place - job.kv_head * call.head_blocks;
     job.first_head = job.kv_head * call.group + block * HEADS;
     job.group = min(HEADS, call.group - block * HEADS);
     job.appends = block == 0;
-    job.slot = size_t(job.row) * (gridDim.x / LEAF) + place;
+    job.slot = size_t(job.row) * (gridDim.x / BLOCKS) + place;
 }
 
 // The rest of the job, found by each warp for itself; false where this block's whole leaf has none. `find_heads` was
@@ -202,7 +208,8 @@ struct Records {
 };
 
 // The memory of a slot: records of chunks (read only without clusters), then of leaves, of which each rank of a cluster
-// has its own part. Blocks of heads of one kv head may differ in group: slots are spaced for the greatest.
+// has its own part: the more ranks, the more memory. Blocks of heads of one kv head may differ in group: slots are spaced
+// for the greatest.
 __device__ __forceinline__ Records slot_records(const Call &call, const Job &job, int width) {
     const size_t group = min(HEADS, call.group);
     const size_t leaf = group * (LEAF * (width + 2) + width + 2 * LEAF);
@@ -243,8 +250,9 @@ __device__ __forceinline__ void store_out(const Call &call, const Job &job, int 
 // memory it reads and `heads` have been written and synchronized. Tickets of a slot: the row's, then its leaves'.
 // `ONLY_CHUNK`: it is called for rows with one chunk alone.
 template <int THREADS, bool ONLY_CHUNK, typename BlockSum>
-__device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &job, int leaf, const BlockSum &block_sum,
-                                                  const HeadSums &heads, int width, bool &last) {
+__device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &job, int chunk,
+                                                  const BlockSum &block_sum, const HeadSums &heads, int width,
+                                                  bool &last) {
     const auto each = [&](const auto &take) {
 #pragma unroll 1
         for (int element = threadIdx.x; element < job.group * width; element += THREADS) take(element);
@@ -256,10 +264,10 @@ __device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &j
         each([&](int element) { store_out(call, job, element, width, own(element)); });
         return;
     }
-    const int leaf_chunks = job.leaf_chunks(leaf);
+    const int leaf = chunk / LEAF, leaf_chunks = job.leaf_chunks(leaf);
     const Records chunks = slot_records(call, job, width), leaves = leaf_records(call, job, width, width, 0);
     unsigned *tickets = call.tickets + job.slot * max(LEAF, 1 + call.most_leaves);
-    each([&](int element) { chunks.put(leaf * LEAF + job.rank, element, own(element)); });
+    each([&](int element) { chunks.put(chunk, element, own(element)); });
     if (!is_last_to_arrive(tickets + 1 + leaf, leaf_chunks, last)) return;
     const auto of_leaf = [&](int element) {
         return chunks.merge_element<LEAF>(leaf * LEAF, leaf_chunks, element);
@@ -276,44 +284,55 @@ __device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &j
     });
 }
 
-// What a block of a cluster receives from the others: a LEAFth of each head of each chunk of the leaf.
-template <int WIDTH> struct Received {
-    static constexpr int PART = WIDTH / LEAF;
+// What a block of a cluster receives: its part of each head of each chunk of the leaf.
+template <int WIDTH, int BLOCKS> struct Received {
+    static constexpr int PART = WIDTH / BLOCKS;
+    static_assert(PART % 4 == 0, "four elements are of one head");
     float4 sums[LEAF][HEADS * PART / 4];
     float4 heads[LEAF][sizeof(HeadSums) / sizeof(float4)];
     uint64_t arrivals;
 };
 
-// The same through the shared memory of a cluster. All blocks of a leaf call it, also those without a chunk; it is the
-// `time`-th leaf of the block, and an `arrive_ready` was before. `block_sums(element)` gives four sums of the block.
-template <int THREADS, int WIDTH, typename BlockSums>
-__device__ __forceinline__ void finish_in_cluster(const Call &call, const Job &job, int leaf, int time,
-                                                  const BlockSums &block_sums, const HeadSums &heads,
-                                                  Received<WIDTH> &received, bool &last) {
-    constexpr int PART = Received<WIDTH>::PART;
-    static_assert(PART % 4 == 0, "four elements are of one head");
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, elements = job.group * PART;
-    const int leaf_chunks = job.leaf_chunks(leaf);
+// The same through the shared memory of a cluster, in three steps for each leaf, after an `arrive_ready`. All blocks of
+// the leaf take the first, after which they may send, and the last, also those without a chunk.
+template <int WIDTH, int BLOCKS>
+__device__ __forceinline__ void begin_leaf(const Job &job, int leaf, Received<WIDTH, BLOCKS> &received) {
+    constexpr int SENT = Received<WIDTH, BLOCKS>::PART * int(sizeof(float));
     if (threadIdx.x == 0) {
-        expect_arrivals(&received.arrivals, leaf_chunks * (elements * int(sizeof(float)) + int(sizeof(HeadSums))));
+        expect_arrivals(&received.arrivals, job.leaf_chunks(leaf) * (job.group * SENT + int(sizeof(HeadSums))));
     }
     wait_until_ready();
-    if (job.rank < leaf_chunks) {
+}
+
+// Sends the block's result for a chunk, each block its part. `block_sums(head, element)` gives four sums of the block.
+template <int THREADS, int WIDTH, int BLOCKS, typename BlockSums>
+__device__ __forceinline__ void send_chunk(const Job &job, int chunk, const BlockSums &block_sums,
+                                           const HeadSums &heads, Received<WIDTH, BLOCKS> &received) {
+    constexpr int PART = Received<WIDTH, BLOCKS>::PART, WARPS = THREADS / WARP;
+    // Warps that send to one block.
+    constexpr int SENDERS = WARPS > BLOCKS ? WARPS / BLOCKS : 1;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, place = chunk % LEAF, sender = warp / BLOCKS;
 #pragma unroll 1
-        for (int rank = warp; rank < LEAF; rank += THREADS / WARP) {
+    for (int rank = warp % BLOCKS; rank < BLOCKS; rank += WARPS) {
 #pragma unroll
-            for (int i = lane; i < HEADS * PART / 4; i += WARP) {
-                const int head = 4 * i / PART;
-                if (head >= job.group) break;
-                send(&received.sums[job.rank][i], &received.arrivals, rank,
-                     block_sums(head, rank * PART + 4 * i % PART));
-            }
-            if (lane < sizeof(HeadSums) / sizeof(float4)) {
-                send(&received.heads[job.rank][lane], &received.arrivals, rank,
-                     reinterpret_cast<const float4 *>(&heads)[lane]);
-            }
+        for (int i = sender * WARP + lane; i < HEADS * PART / 4; i += SENDERS * WARP) {
+            const int head = 4 * i / PART;
+            if (head >= job.group) break;
+            send(&received.sums[place][i], &received.arrivals, rank, block_sums(head, rank * PART + 4 * i % PART));
+        }
+        if (sender == 0 && lane < sizeof(HeadSums) / sizeof(float4)) {
+            send(&received.heads[place][lane], &received.arrivals, rank,
+                 reinterpret_cast<const float4 *>(&heads)[lane]);
         }
     }
+}
+
+// Merges what came; it is the `time`-th leaf of the block.
+template <int THREADS, int WIDTH, int BLOCKS>
+__device__ __forceinline__ void merge_leaf(const Call &call, const Job &job, int leaf, int time,
+                                           Received<WIDTH, BLOCKS> &received, bool &last) {
+    constexpr int PART = Received<WIDTH, BLOCKS>::PART;
+    const int elements = job.group * PART, leaf_chunks = job.leaf_chunks(leaf);
     wait_for_arrivals(&received.arrivals, time);
     const bool one_leaf = job.one_leaf();
     const Records leaves = leaf_records(call, job, WIDTH, PART, job.rank);

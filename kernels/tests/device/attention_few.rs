@@ -318,7 +318,8 @@ fn rows_of_one_sequence_see_each_other() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     let Some(gpu) = gpu() else { return };
-    for head_width in [128, 80] {
+    // On a card with clusters, a row alone has eight blocks for eight chunks, and one of 64 rows four.
+    for head_width in [64, 96, 128, 256, 80] {
         let lengths: Vec<usize> = (0..64).map(|row| 1 + row * 37).collect();
         let case = Case::new(&lengths, Shape { norms: true, ..Shape::plain(4, 2, head_width) });
         let together = run(&gpu, &case, &(0..64).collect::<Vec<_>>(), 2500);
