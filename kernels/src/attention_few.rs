@@ -1,9 +1,9 @@
 //! Attention of few rows, each over its own history, from the raw projections: the launcher of `cuda/attention_few.cu`.
 //!
 //! One launch norms and turns queries and keys, appends keys and values to the caches, and attends. A history is cut in
-//! chunks, one or two a block, whose results are merged in their order; the cut depends on the model's shape and the row's
-//! own length, so a row's bits are the same alone and among others. Positions and caches are read from tables on the
-//! device: a captured launch follows them while they grow, up to the `max_positions` it was captured for.
+//! chunks, one or two a block, whose results are merged in their order; the cut depends on the model's shape and the
+//! row's own length, so a row's bits are the same alone and among others. Positions and caches are read from tables on
+//! the device: a captured launch follows them while they grow, up to the `max_positions` it was captured for.
 
 use std::f32::consts::LOG2_E;
 

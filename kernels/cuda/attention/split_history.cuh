@@ -208,8 +208,8 @@ struct Records {
 };
 
 // The memory of a slot: records of chunks (read only without clusters), then of leaves, of which each rank of a cluster
-// has its own part: the more ranks, the more memory. Blocks of heads of one kv head may differ in group: slots are spaced
-// for the greatest.
+// has its own part: the more ranks, the more memory. Blocks of heads of one kv head may differ in group: slots are
+// spaced for the greatest.
 __device__ __forceinline__ Records slot_records(const Call &call, const Job &job, int width) {
     const size_t group = min(HEADS, call.group);
     const size_t leaf = group * (LEAF * (width + 2) + width + 2 * LEAF);
