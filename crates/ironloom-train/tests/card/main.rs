@@ -10,6 +10,7 @@ mod compare;
 mod gradients;
 mod models;
 mod optimizers;
+mod plan;
 mod refusals;
 mod resumption;
 mod steps;

@@ -1,0 +1,59 @@
+//! The memory plan against what a run takes of the card.
+
+use ironloom_lm::{Config, Model};
+use ironloom_tensor::Device;
+use ironloom_train::{
+    RunSize, Trainer, TrainerOptions,
+    data::Batch,
+    optimizer::{AdamWOptions, MuonOptions, OptimizerOptions},
+    training_memory,
+};
+
+use super::{card, compare::step_options, processor};
+
+/// Documents of 512 tokens.
+fn batch(documents: usize, vocabulary: usize) -> Batch {
+    let tokens = documents * 512;
+    let ids: Vec<u32> = (0..tokens).map(|token| (token * 7919 % vocabulary) as u32).collect();
+    let targets = ids.iter().map(|&id| i64::from(id)).collect();
+    Batch { ids, targets, documents: vec![512; documents] }
+}
+
+/// What is held is within the plan, and not far below it.
+#[test]
+fn a_run_takes_what_the_plan_says() {
+    let Some(device) = card() else { return };
+    let Device::Cuda(cuda) = &device else { unreachable!("a card was asked for") };
+    let gpu = cuda.gpu();
+    let checkpointing = TrainerOptions { checkpointing: true, ..step_options() };
+    let small = OptimizerOptions::AdamW8bit(AdamWOptions::default());
+    let muon = OptimizerOptions::Muon(MuonOptions::default());
+    for (name, config, options, documents) in [
+        ("dense", Config::dense_102m(), step_options(), 8),
+        ("dense, checkpointing", Config::dense_102m(), checkpointing.clone(), 32),
+        ("dense, small moments", Config::dense_102m(), TrainerOptions { optimizer: small, ..step_options() }, 2),
+        ("routed", Config::moe_55m(), step_options(), 8),
+        ("routed, checkpointing", Config::moe_55m(), checkpointing, 32),
+        (
+            "routed, Muon and an average",
+            Config::moe_55m(),
+            { TrainerOptions { optimizer: muon, average_decay: Some(0.9), ..step_options() } },
+            4,
+        ),
+    ] {
+        let batches = [(); 2].map(|()| batch(documents, config.vocab_size));
+        let size = RunSize { tokens: documents * 512, batches: 2, measures: true };
+        let plan = training_memory(&config, &device, &options, size);
+        let model = Model::untrained(&config, &processor(), 1).unwrap();
+        gpu.trim();
+        let before = gpu.held_bytes();
+        let mut trainer = Trainer::new(model, options).unwrap().to_device(&device).unwrap();
+        trainer.step(&batches).unwrap();
+        trainer.evaluate(&batches[..1]).unwrap();
+        trainer.step(&batches).unwrap();
+        let (held, planned) = (gpu.held_bytes() - before, plan.total() as usize);
+        println!("{name}: {} MiB of {} MiB planned: {plan}", held >> 20, planned >> 20);
+        assert!(held <= planned, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
+        assert!(held >= planned / 10 * 8, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
+    }
+}
