@@ -14,6 +14,8 @@
 //! With checkpointing the rows before the first norm stay, and all of this is there for one layer at a time. Memory of a pass
 //! serves the next buffer of its own size only, so what a layer's gradients take comes on top.
 
+use std::collections::BTreeSet;
+
 use ironloom_core::MemoryPlan;
 use ironloom_kernels as kernels;
 use ironloom_lm::{Config, FeedForwardConfig};
@@ -179,14 +181,16 @@ fn bytes(rows: usize, row: usize) -> u64 {
     }
 }
 
-/// Muon works on one matrix at a time.
+/// Muon works on one matrix at a time; matrices of one size share their memory.
 fn optimizer_workspace(config: &Config, optimizer: &OptimizerOptions) -> u64 {
     if !matches!(optimizer, OptimizerOptions::Muon(_)) {
         return 0;
     }
     let layers = config.linear_layers().into_iter();
-    let workspaces = layers.map(|(_, [rows, cols])| kernels::muon_workspace(rows, cols).unwrap_or(usize::MAX));
-    workspaces.max().map_or(0, |bytes| bytes as u64)
+    let workspace =
+        |[rows, cols]: [usize; 2]| kernels::muon_workspace(rows, cols).map_or(u64::MAX, |size| bytes(1, size));
+    let sizes: BTreeSet<u64> = layers.map(|(_, sides)| workspace(sides)).collect();
+    sizes.into_iter().fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
