@@ -76,7 +76,6 @@ struct Q4_K : FourBits<tiles::Q4_K> {
 
 struct Q6_K : Tiled<tiles::Q6_K> {
     static constexpr int BLOCKS = 4;
-    static constexpr bool WHOLE_RECORDS = true;
     static constexpr int PAIRED_AHEAD = 2;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
@@ -134,9 +133,9 @@ struct Q6_K : Tiled<tiles::Q6_K> {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int shift = 8 * (step % 2) + 2 * i - 4;  // brings the two bits to bits 4 and 5
-                    const uint32_t above = (shift < 0 ? high << -shift : high >> shift) & 0x00300030;
-                    const uint32_t below = (lows[step] >> (4 * i) & 0x000f000f) | 0x43004300;
-                    a[step][i] = subtract(above | below, 0x43204320);  // 128 + 32
+                    const uint32_t below = masked_or(lows[step] >> (4 * i), 0x000f000f, 0x43004300);
+                    const uint32_t both = masked_or(shift < 0 ? high << -shift : high >> shift, 0x00300030, below);
+                    a[step][i] = subtract(both, 0x43204320);  // 128 + 32
                 }
             }
         }
