@@ -303,7 +303,11 @@ impl CardTrainer {
             held.set(model, batch, PassNumbers { seed: 0, scale: 1.0, share: 1.0 })?;
             model.loss_on_card(&Context::inference(&self.device), &held, pass)?;
         }
-        Ok(figures.read()?.loss.nll)
+        let nll = figures.read()?.loss.nll;
+        drop(held);
+        // A step that is captured later has memory of its own.
+        self.gpu.trim();
+        Ok(nll)
     }
 
     /// Exchanges the weights and their average, where there is one.

@@ -5,7 +5,7 @@ use ironloom_tensor::{
     ops::{CrossEntropyOptions, DocumentBounds, Figures, PassNumbers},
 };
 
-use super::{Part, ParameterRole, Piece, TrainingRows};
+use super::{ParameterRole, Part, Piece, TrainingRows};
 use crate::{Error, Model, Result};
 
 impl Model {
