@@ -75,7 +75,9 @@ impl Arena {
             .iter()
             .zip(parameters)
             .map(|(place, (shape, _))| {
-                Tensor::on_cuda(&gpu, values.clone(), Form::F32, *shape).starting_at(place.start).with_twin(operands.clone())
+                Tensor::on_cuda(&gpu, values.clone(), Form::F32, *shape)
+                    .starting_at(place.start)
+                    .with_twin(operands.clone())
             })
             .collect();
         Ok(Self { gpu, values, operands, gradients, places, parameters, elements, decayed })

@@ -108,7 +108,9 @@ pub enum Error {
         device: &'static str,
     },
     /// A width is no multiple of what the device's products read at a time.
-    #[error("{operation} takes matrices whose width is a multiple of {multiple}, and one is {found} wide: run it on the processor")]
+    #[error(
+        "{operation} takes matrices whose width is a multiple of {multiple}, and one is {found} wide: run it on the processor"
+    )]
     Width {
         /// The operation.
         operation: &'static str,

@@ -353,7 +353,8 @@ impl Gradients {
     /// Where an operation on a graphics card writes a slot's gradient in bfloat16, all of it: the slot's columns, where it is a
     /// part. Each slot has one writer.
     pub(crate) fn place(&mut self, gpu: &Gpu, slot: &Slot, operation: &'static str) -> Result<Tensor> {
-        let (rows, own) = (slot.shape.elements()?.checked_div(width_of(&slot.shape)).unwrap_or(0), width_of(&slot.shape));
+        let (rows, own) =
+            (slot.shape.elements()?.checked_div(width_of(&slot.shape)).unwrap_or(0), width_of(&slot.shape));
         let Some((width, before)) = slot.columns else {
             if self.get(slot.id).is_some() {
                 return Err(Error::NoGradient { operation });

@@ -248,7 +248,8 @@ fn loss(pass: &Pass<'_>, hidden: &Tensor, head: &Weight) -> Made {
         scale: 1.0 / case.number("normalizer"),
         ..CrossEntropyOptions::default()
     };
-    let made = ops::cross_entropy(&pass.cx, hidden, head, ops::Targets::Host(&case.targets("targets")), &options).unwrap();
+    let made =
+        ops::cross_entropy(&pass.cx, hidden, head, ops::Targets::Host(&case.targets("targets")), &options).unwrap();
     pass.made(made.loss)
 }
 

@@ -426,4 +426,3 @@ fn cleared(gpu: &Gpu, bytes: usize) -> Result<Buffer> {
 fn numbers(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
-

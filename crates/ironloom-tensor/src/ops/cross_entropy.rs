@@ -513,7 +513,8 @@ mod tests {
         assert_eq!(gradients.get(weight.id()).map(|gradient| gradient.as_f32().unwrap()), expected.as_deref());
         assert!(gradients.get(hidden.id()).is_none());
         let alone =
-            cross_entropy(&Context::inference(&device), &hidden, &head, Targets::Host(&case.targets()), &case.options).unwrap();
+            cross_entropy(&Context::inference(&device), &hidden, &head, Targets::Host(&case.targets()), &case.options)
+                .unwrap();
         assert_eq!((alone.nll_sum, alone.correct), (result.nll_sum, result.correct));
     }
 
@@ -522,7 +523,8 @@ mod tests {
         let (device, head) = (Device::cpu(1), Weight::dense(Tensor::zeros([3, 2]).unwrap()).unwrap());
         let hidden = Tensor::from_f32(vec![1.0; 6], [3, 2]).unwrap();
         let options = CrossEntropyOptions::default();
-        let result = cross_entropy(&Context::inference(&device), &hidden, &head, Targets::Host(&[0, 1, 2]), &options).unwrap();
+        let result =
+            cross_entropy(&Context::inference(&device), &hidden, &head, Targets::Host(&[0, 1, 2]), &options).unwrap();
         assert_eq!((result.counted, result.correct), (3, 1));
         assert!((result.nll_sum - 3.0 * 3f64.ln()).abs() < 1e-6);
     }

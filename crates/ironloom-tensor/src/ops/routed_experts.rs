@@ -7,8 +7,8 @@
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Slice, WeightLayout};
 
 use super::{
-    Activation, Norm, Projection, RouterLosses, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear, rmsnorm,
-    route_experts, route_experts::Place, router_losses, scatter_add_rows,
+    Activation, Norm, Projection, RouterLosses, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear,
+    rmsnorm, route_experts, route_experts::Place, router_losses, scatter_add_rows,
 };
 use crate::{
     Context, Error, Path, Result, Tensor, Weight,

@@ -30,9 +30,7 @@ use ironloom_core::Threads;
 pub use options::{AdamWOptions, LionOptions, MuonOptions, OptimizerOptions, SgdOptions};
 
 use crate::{Error, Result, SavedTensor};
-pub(crate) use state::{
-    FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, SECOND, SECOND_ABSMAX, SECOND_CODES, StateKind,
-};
+pub(crate) use state::{FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, SECOND, SECOND_ABSMAX, SECOND_CODES, StateKind};
 
 use state::State;
 

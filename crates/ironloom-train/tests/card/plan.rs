@@ -54,6 +54,6 @@ fn a_run_takes_what_the_plan_says() {
         let (held, planned) = (gpu.held_bytes() - before, plan.total() as usize);
         println!("{name}: {} MiB of {} MiB planned: {plan}", held >> 20, planned >> 20);
         assert!(held <= planned, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
-        assert!(held >= planned / 10 * 8, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
+        assert!(held >= planned / 10 * 7, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
     }
 }

@@ -84,7 +84,8 @@ fn micro_batches_are_one_batch() {
             let error = (found - right).abs() / right.abs();
             assert!(error <= bound, "{}: {what}: {found}, not {right}: {error:.1e} over {bound:.1e}", subject.name);
         };
-        near("the loss", many.loss, one.loss, 1e-5);
+        // Products of other sizes may be summed in other tiles.
+        near("the loss", many.loss, one.loss, 3e-5);
         near("the loss beside it", many.side_loss, one.side_loss, 1e-4);
         near("the norm", many.gradient_norm, one.gradient_norm, 1e-3);
         for (name, error) in errors(&of_many, &of_one) {

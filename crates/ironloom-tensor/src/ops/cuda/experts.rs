@@ -189,10 +189,8 @@ type ExpertSlots = [Option<Slot>; 3];
 
 impl Stacks {
     fn new(experts: &[ExpertWeights<'_>]) -> Result<Self> {
-        let weights: Vec<[Weight; 3]> = experts
-            .iter()
-            .map(|expert| [expert.gate, expert.up, expert.down].map(Weight::clone))
-            .collect();
+        let weights: Vec<[Weight; 3]> =
+            experts.iter().map(|expert| [expert.gate, expert.up, expert.down].map(Weight::clone)).collect();
         let Some(first) = weights.first() else {
             return Err(Error::Count { operation: NAME, what: "the number of experts", expected: 1, found: 0 });
         };
@@ -406,8 +404,7 @@ impl Back {
         for (dy, x, place) in [(d_outputs, product, down), (d_halves, &picked, gate)] {
             let (outputs, inputs, places, experts) =
                 (dy.width(), x.width(), self.rows * self.per_row, self.slots.len());
-            let bytes =
-                kernels::grouped_weight_gradient_workspace(&self.gpu, places, experts, outputs, inputs)?;
+            let bytes = kernels::grouped_weight_gradient_workspace(&self.gpu, places, experts, outputs, inputs)?;
             let workspace = self.gpu.allocate(bytes, NAME)?;
             // From the first expert's gradient on, over those of the others.
             let slice = place.cuda(NAME, Form::F32)?;

@@ -206,12 +206,7 @@ pub(crate) struct MaskBounds {
 impl MaskBounds {
     pub(crate) fn slices(&self) -> Result<AttentionBounds<'_>> {
         let part = |number: usize| self.buffer.part(4 * self.rows * number, 4 * self.rows);
-        Ok(AttentionBounds {
-            first_key: part(0)?,
-            end_key: part(1)?,
-            first_query: part(2)?,
-            end_query: part(3)?,
-        })
+        Ok(AttentionBounds { first_key: part(0)?, end_key: part(1)?, first_query: part(2)?, end_query: part(3)? })
     }
 }
 

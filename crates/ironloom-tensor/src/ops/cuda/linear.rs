@@ -91,9 +91,7 @@ impl Adapter {
         }
         let slot = |weight: &Weight| cx.tape.and_then(|tape| weight.as_dense().and_then(|values| tape.slot(values)));
         let dropout = match cx.tape {
-            Some(tape) if adapter.dropout > 0.0 => {
-                Some((adapter.dropout, adapter.stream, tape.figures(NAME)?.clone()))
-            }
+            Some(tape) if adapter.dropout > 0.0 => Some((adapter.dropout, adapter.stream, tape.figures(NAME)?.clone())),
             _ => None,
         };
         Ok(Self {
@@ -161,24 +159,30 @@ impl Adapter {
     }
 
     /// The gradients of A and B from that of the layer's output; that of `x` in bfloat16.
-    fn back(&self, cuda: &CudaDevice, (dy, stride): (Slice<'_>, usize), gradients: &mut Gradients) -> Result<Option<Tensor>> {
+    fn back(
+        &self,
+        cuda: &CudaDevice,
+        (dy, stride): (Slice<'_>, usize),
+        gradients: &mut Gradients,
+    ) -> Result<Option<Tensor>> {
         let (gpu, rank) = (cuda.gpu(), self.a.rows());
         let Some((x, inner)) = self.kept.get() else { return Err(Error::NoGradient { operation: NAME }) };
         let (n, cols) = (x.rows(), x.width());
-        let mut write = |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, [rows, width]: [usize; 2]| -> Result<()> {
-            let Some(slot) = slot else { return Ok(()) };
-            let (place, first) = gradients.weight_place(slot)?;
-            let call = Multiply {
-                a,
-                b,
-                out: place.cuda(NAME, Form::F32)?,
-                out_stride: width,
-                output: if first { Output::F32 } else { Output::AddF32 },
-                start: None,
-                size: [rows, width, n],
+        let mut write =
+            |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, [rows, width]: [usize; 2]| -> Result<()> {
+                let Some(slot) = slot else { return Ok(()) };
+                let (place, first) = gradients.weight_place(slot)?;
+                let call = Multiply {
+                    a,
+                    b,
+                    out: place.cuda(NAME, Form::F32)?,
+                    out_stride: width,
+                    output: if first { Output::F32 } else { Output::AddF32 },
+                    start: None,
+                    size: [rows, width, n],
+                };
+                Ok(cuda.multiply(&call)?)
             };
-            Ok(cuda.multiply(&call)?)
-        };
         let inner = Operand::rows(inner.cuda(NAME, Form::Bf16)?, rank);
         write(&self.slots[1], Operand::columns(dy, stride), inner, [self.b.rows(), rank])?;
         let b = rows_of(gpu, &self.b)?;

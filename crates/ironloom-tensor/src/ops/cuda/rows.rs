@@ -34,12 +34,7 @@ pub(in crate::ops) fn record_rmsnorm_add(
 }
 
 /// Records `out = residual + y / (1 + e^-gate)`, row by row.
-pub(in crate::ops) fn record_gated_rows(
-    cx: &Context,
-    gpu: &Gpu,
-    [residual, y, gate]: [&Tensor; 3],
-    out: &Tensor,
-) {
+pub(in crate::ops) fn record_gated_rows(cx: &Context, gpu: &Gpu, [residual, y, gate]: [&Tensor; 3], out: &Tensor) {
     const NAME: &str = "add gated rows";
     let Some((tape, [to_residual, to_y, to_gate])) = cx.slots([residual, y, gate]) else { return };
     let (gpu, y, gate) = (gpu.clone(), y.clone(), gate.clone());
