@@ -134,9 +134,11 @@ struct Launcher {
     kernels: BTreeSet<String>,
     /// Those that macros put together, which must be kernels too.
     families: BTreeSet<String>,
+    /// Those that files beside it hand over, to it or to another.
+    lent: BTreeSet<String>,
 }
 
-/// Every file of `src/` that calls `Gpu::function`.
+/// Every file of `src/` that calls `Gpu::function`, with the names that files beside it hand over.
 fn launchers() -> Vec<Launcher> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -147,8 +149,18 @@ fn launchers() -> Vec<Launcher> {
         .map(|file| (file.file_name().unwrap().to_string_lossy().into_owned(), fs::read_to_string(file).unwrap()))
         .collect();
     let macros: Vec<_> = sources.iter().flat_map(|(_, source)| macros(source)).collect();
-    let launch = sources.iter().filter(|(_, source)| source.contains(".function("));
-    launch.map(|(file, source)| launcher(file, source, &macros)).collect()
+    let (launch, others): (Vec<_>, Vec<_>) = sources.iter().partition(|(_, source)| source.contains(".function("));
+    let mut launchers: Vec<_> = launch.into_iter().map(|(file, source)| launcher(file, source, &macros)).collect();
+    // A file that launches nothing itself may hand names to one that does.
+    for (file, source) in others {
+        let lent = launcher(file, source, &macros);
+        for launcher in &mut launchers {
+            if source.contains(&format!("    {}::", launcher.file.trim_end_matches(".rs"))) {
+                launcher.lent.extend(lent.names.iter().cloned());
+            }
+        }
+    }
+    launchers
 }
 
 fn launcher(file: &str, source: &str, macros: &[(String, Vec<String>)]) -> Launcher {
@@ -172,7 +184,7 @@ fn launcher(file: &str, source: &str, macros: &[(String, Vec<String>)]) -> Launc
         let behind_image = arguments.split_once(',').map_or("", |(_, rest)| rest);
         kernels.extend(strings(behind_image).map(str::to_owned));
     }
-    Launcher { file: file.to_owned(), families, names, kernels }
+    Launcher { file: file.to_owned(), families, names, kernels, lent: BTreeSet::new() }
 }
 
 /// The macros of a file that put names together, each with the endings it gives.
@@ -216,7 +228,7 @@ fn closing(code: &str) -> usize {
 fn faults(images: &BTreeMap<String, Kernels>, launchers: &[Launcher]) -> Vec<String> {
     let mut faults = Vec::new();
     let mut asked: BTreeSet<(&str, &str)> = BTreeSet::new();
-    for Launcher { file, names, kernels, families } in launchers {
+    for Launcher { file, names, kernels, families, lent } in launchers {
         let used: Vec<_> = images.iter().filter(|(image, _)| names.contains(*image)).collect();
         let everywhere = |name: &String| {
             used.iter().any(|(image, targets)| {
@@ -226,10 +238,12 @@ fn faults(images: &BTreeMap<String, Kernels>, launchers: &[Launcher]) -> Vec<Str
         let somewhere = |name: &String| used.iter().any(|(_, image)| image.values().any(|held| held.contains(name)));
         // An image's name need not be a kernel's.
         let wanted = kernels.iter().filter(|name| !images.contains_key(*name) || somewhere(name)).chain(families);
+        // What one target has of the strings is a kernel, whatever it looks like.
+        let wanted = wanted.chain(names.iter().chain(lent).filter(|name| somewhere(name)));
         for name in wanted.filter(|name| !everywhere(name)) {
             faults.push(format!("{file} asks for `{name}`, which no image that it names holds for every target"));
         }
-        let all = || names.iter().chain(families).map(String::as_str);
+        let all = || names.iter().chain(families).chain(lent).map(String::as_str);
         asked.extend(used.iter().flat_map(|(image, _)| all().map(|name| (image.as_str(), name))));
     }
     for (image, kernels) in images {
