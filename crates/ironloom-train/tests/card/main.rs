@@ -5,6 +5,7 @@
 //! to bfloat16. So gradients there are held to three times what such a rounding of all weights makes of them (`gradients.rs`), and
 //! losses to figures that this gives. Without a card each test says that it was skipped.
 
+mod adapters;
 mod bits;
 mod compare;
 mod gradients;
