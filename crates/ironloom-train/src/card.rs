@@ -36,13 +36,6 @@ pub(crate) struct CardStep {
     pub(crate) max_gradient_norm: f64,
 }
 
-/// What is the same for all steps.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct CardOptions {
-    pub(crate) pass: TrainingPass,
-    pub(crate) average_decay: Option<f64>,
-}
-
 /// What a step came to.
 pub(crate) struct CardReport {
     pub(crate) result: StepResult,
@@ -91,7 +84,7 @@ struct Average {
 #[derive(Debug)]
 struct Captured {
     graph: Graph,
-    options: CardOptions,
+    of_step: TrainingPass,
 }
 
 const NAME: &str = "training";
@@ -154,7 +147,7 @@ impl CardTrainer {
         model: &Model,
         batches: &[TrainingRows<'_>],
         counted: usize,
-        options: CardOptions,
+        of_step: TrainingPass,
         step: &CardStep,
     ) -> Result<CardReport> {
         self.make_room(model, batches)?;
@@ -177,7 +170,7 @@ impl CardTrainer {
         };
         let limits = StepLimits {
             loss_scale: 1.0 / counted as f64,
-            z_loss: f64::from(options.pass.z_loss),
+            z_loss: f64::from(of_step.z_loss),
             loss_limit: step.loss_limit,
             max_gradient_norm: step.max_gradient_norm,
         };
@@ -185,8 +178,8 @@ impl CardTrainer {
         write(&self.values, bytemuck::bytes_of(&values))?;
         write(&self.limits, bytemuck::bytes_of(&limits))?;
         match &self.captured {
-            Some(captured) if captured.options == options => captured.graph.replay()?,
-            _ => self.capture(model, options)?,
+            Some(captured) if captured.of_step == of_step => captured.graph.replay()?,
+            _ => self.capture(model, of_step)?,
         }
         let mut result = StepResult::default();
         self.gpu.read(self.result.slice(), bytemuck::bytes_of_mut(&mut result))?;
@@ -219,22 +212,22 @@ impl CardTrainer {
     }
 
     /// Does a step, and captures it.
-    fn capture(&mut self, model: &Model, options: CardOptions) -> Result<()> {
+    fn capture(&mut self, model: &Model, of_step: TrainingPass) -> Result<()> {
         self.captured = None;
         let gpu = self.gpu.clone();
-        let (graph, ()) = gpu.capture(|| self.launch(model, options))?;
-        self.captured = Some(Captured { graph, options });
+        let (graph, ()) = gpu.capture(|| self.launch(model, of_step))?;
+        self.captured = Some(Captured { graph, of_step });
         Ok(())
     }
 
     /// The time of each kernel of a step on what the last step was on. The weights move as in some steps.
-    pub(crate) fn profile(&mut self, model: &Model, options: CardOptions) -> Result<Vec<KernelTime>> {
+    pub(crate) fn profile(&mut self, model: &Model, of_step: TrainingPass) -> Result<Vec<KernelTime>> {
         let gpu = self.gpu.clone();
-        gpu.profile(|| self.launch(model, options))
+        gpu.profile(|| self.launch(model, of_step))
     }
 
     /// Puts a step into the stream: passes, judgement, optimizer, average.
-    fn launch(&mut self, model: &Model, options: CardOptions) -> Result<()> {
+    fn launch(&mut self, model: &Model, of_step: TrainingPass) -> Result<()> {
         let Self { gpu, device, arena, gradients, figures, passes, .. } = self;
         let (partial, values, limits, result) = (&self.partial, &self.values, &self.limits, &self.result);
         let (runs, average, optimizer, cuda) = (&self.runs, &self.average, &self.optimizer, card_of(device)?);
@@ -244,7 +237,7 @@ impl CardTrainer {
         for (number, pass) in passes.iter().enumerate() {
             let tape = Tape::on_card(pass.figures().clone());
             model.watch(&tape);
-            let loss = model.loss_on_card(&Context::training(device, &tape), pass, &options.pass)?;
+            let loss = model.loss_on_card(&Context::training(device, &tape), pass, &of_step)?;
             tape.backward(&loss, Tensor::from_f32(vec![1.0], [1])?, gradients)?;
             for (layer, shares) in tape.expert_shares().iter().enumerate() {
                 shares.copy_to(loads.part(4 * experts * (number * layers + layer), 4 * experts)?)?;

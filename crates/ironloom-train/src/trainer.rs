@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, GradientNorm, Result, SavedTensor, SavedValues, Schedule, SpikeGuard, SpikeGuardOptions, SpikeGuardState,
     Verdict, WeightAverage,
-    card::{CardOptions, CardStep, CardTrainer},
+    card::{CardStep, CardTrainer},
     clip_factor,
     data::{Batch, counted},
     lora::{LoraAdapter, LoraOptions},
@@ -299,9 +299,8 @@ impl Trainer {
             loss_limit: guard.limit(),
             max_gradient_norm: options.max_gradient_norm.unwrap_or(f64::INFINITY),
         };
-        let constant = CardOptions { pass, average_decay: options.average_decay };
         let rows: Vec<TrainingRows<'_>> = batches.iter().map(rows).collect();
-        let done = card.step(model, &rows, total, constant, &step)?;
+        let done = card.step(model, &rows, total, pass, &step)?;
         report.loss = done.result.loss;
         report.side_loss = done.result.side_loss;
         report.gradient_norm = done.result.gradient_norm;
@@ -321,10 +320,10 @@ impl Trainer {
     /// As [`Trainer::step`]; the model is on the processor.
     pub fn profile(&mut self, batches: &[Batch]) -> Result<Vec<KernelTime>> {
         self.step(batches)?;
-        let constant = CardOptions { pass: self.pass(), average_decay: self.options.average_decay };
+        let pass = self.pass();
         let device = self.model.device().describe();
         let Self { model, card, .. } = self;
-        card.as_mut().ok_or(Error::DeviceNotSupported { device })?.profile(model, constant)
+        card.as_mut().ok_or(Error::DeviceNotSupported { device })?.profile(model, pass)
     }
 
     /// Moves every parameter that has a gradient.
