@@ -210,9 +210,8 @@ template <int WIDTH> struct TileAndSums {
 // Of a block, of which there are BLOCKS for a leaf.
 template <int WIDTH, int BLOCKS> struct Shared {
     static constexpr int WARPS = WIDTH > 128 ? 4 : 8;  // so that tiles take 64 KiB at most
-    // Whether the copies of a block's next chunk of a leaf start before the sums of the one before are sent. Shared
-    // memory still is enough for two blocks a multiprocessor, which it would not be for wider heads.
-    static constexpr bool AHEAD = BLOCKS < LEAF && WIDTH <= 128;
+    // Whether a block has a next chunk of a leaf, whose copies start before the sums of the one before are sent.
+    static constexpr bool AHEAD = BLOCKS < LEAF;
     std::conditional_t<AHEAD, TileAndSums<WIDTH>, TileOrSums<WIDTH>> warps[WARPS];
     uint4 queries[2][WIDTH / 32][WARP];  // high parts, low parts: a lane's right operands of two steps
     Received<WIDTH, BLOCKS> received;
@@ -439,10 +438,6 @@ template <int WIDTH, int BLOCKS> __device__ __forceinline__ void attend(const Ca
                 finish_by_tickets<THREADS, CLUSTERS>(call, job, chunk, block_sum, shared.heads, WIDTH, shared.last);
             }
             if (!has_after) break;
-            if (!Memory::AHEAD) {
-                __syncthreads();
-                start(after);
-            }
         }
         if (in_cluster) merge_leaf<THREADS>(call, job, leaf, time, shared.received, shared.last);
         leaf += gridDim.z;
@@ -479,9 +474,6 @@ ATTENTION_FEW(attention_few_96, 96, LEAF, 57 << 10)
 ATTENTION_FEW(attention_few_128, 128, LEAF, 74 << 10)
 ATTENTION_FEW(attention_few_256, 256, LEAF, 82 << 10)
 ATTENTION_FEW(attention_few_64_by_four, 64, 4, 56 << 10)
-ATTENTION_FEW(attention_few_96_by_four, 96, 4, 83 << 10)
-ATTENTION_FEW(attention_few_128_by_four, 128, 4, 110 << 10)
-ATTENTION_FEW(attention_few_256_by_four, 256, 4, 90 << 10)
 
 extern "C" __global__ void __launch_bounds__(ANY_WIDTH_THREADS) attention_few_any_width(PARAMETERS) {
     let_next_kernel_start();

@@ -166,15 +166,10 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         64 if half.is_multiple_of(8) => {
             (256, ("attention_few_64", 38 << 10), Some(("attention_few_64_by_four", 56 << 10)))
         }
-        96 if half.is_multiple_of(8) => {
-            (256, ("attention_few_96", 57 << 10), Some(("attention_few_96_by_four", 83 << 10)))
-        }
-        128 if half.is_multiple_of(8) => {
-            (256, ("attention_few_128", 74 << 10), Some(("attention_few_128_by_four", 110 << 10)))
-        }
-        256 if half.is_multiple_of(8) => {
-            (128, ("attention_few_256", 82 << 10), Some(("attention_few_256_by_four", 90 << 10)))
-        }
+        // Measured: of heads of 128 a whole step took 40% longer by four, though the kernel by itself was 10% faster.
+        96 if half.is_multiple_of(8) => (256, ("attention_few_96", 57 << 10), None),
+        128 if half.is_multiple_of(8) => (256, ("attention_few_128", 74 << 10), None),
+        256 if half.is_multiple_of(8) => (128, ("attention_few_256", 82 << 10), None),
         1..=MOST_WIDTH => (128, ("attention_few_any_width", 44 << 10), None),
         _ => {
             let what = format!("heads of {head_width} elements; up to {MOST_WIDTH} are supported");
@@ -184,8 +179,7 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
     let card = gpu.properties();
     let takes_rounds =
         card.compute_capability >= CLUSTERS_FROM && slots > card.multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
-    // Measured: of heads of 128 a whole step took 40% longer so, though the kernel by itself is 10% faster.
-    let few = few.filter(|&(_, bytes)| takes_rounds && head_width <= 64 && bytes <= card.shared_per_block);
+    let few = few.filter(|&(_, bytes)| takes_rounds && bytes <= card.shared_per_block);
     let (leaf_blocks, (kernel, shared_bytes)) = few.map_or((LEAF, many), |few| (FEW_BLOCKS, few));
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
     let row_width =

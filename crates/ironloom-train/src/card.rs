@@ -12,6 +12,8 @@
 
 mod state;
 
+use std::collections::HashMap;
+
 use ironloom_kernels::{self as kernels, Buffer, Gpu, Graph, JudgeStep, StepLimits, StepResult, StepValues};
 use ironloom_lm::{CardRows, FeedForwardConfig, KernelTime, Model, TrainingPass, TrainingRows};
 use ironloom_tensor::{
@@ -393,13 +395,14 @@ impl CardTrainer {
         Ok(())
     }
 
-    /// Sets the weights of a parameter, before steps go on.
-    pub(crate) fn set_weights(&self, name: &str, values: &[f32]) -> Result<()> {
-        if let Some(number) = self.parameters.iter().position(|known| known.name == name) {
-            self.arena.set(number, values)?;
-            self.arena.round()?;
+    /// Sets the weights of parameters by their names, before steps go on.
+    pub(crate) fn set_weights(&self, weights: &HashMap<String, Vec<f32>>) -> Result<()> {
+        for (number, parameter) in self.parameters.iter().enumerate() {
+            if let Some(values) = weights.get(&parameter.name) {
+                self.arena.set(number, values)?;
+            }
         }
-        Ok(())
+        Ok(self.arena.round()?)
     }
 }
 

@@ -469,7 +469,7 @@ impl Trainer {
         if let Some(card) = &mut self.card {
             card.restore(moments)?;
             card.restore_average(averages)?;
-            return norms.iter().try_for_each(|(name, exact)| card.set_weights(name, exact));
+            return card.set_weights(&norms);
         }
         self.optimizer.restore(moments)?;
         self.model.update(|name, values| {

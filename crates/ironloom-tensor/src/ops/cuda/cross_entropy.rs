@@ -10,7 +10,7 @@ use ironloom_kernels::{self as kernels, Form, LogitsBecome, LossTotals, Multiply
 use super::{
     super::{CrossEntropy, CrossEntropyOptions},
     figures::Figures,
-    linear::rows_of,
+    linear::{rows_of, weight_gradient},
 };
 use crate::{Context, CudaDevice, Error, Gradients, Indices, Result, Tensor, Weight, error::expect_count, tape::Slot};
 
@@ -139,16 +139,9 @@ impl Job {
             };
             let (slopes, hidden) = (slopes.cuda(NAME, Form::Bf16)?, self.hidden.rows_view(rows.clone())?);
             if let Some((place, first)) = &mut to_head {
-                let product = Multiply {
-                    a: Operand::columns(slopes, self.stride),
-                    b: Operand::rows(hidden.cuda(NAME, Form::Bf16)?, width),
-                    out: place.cuda(NAME, Form::F32)?,
-                    out_stride: width,
-                    output: if *first { Output::F32 } else { Output::AddF32 },
-                    start: None,
-                    size: [vocabulary, width, rows.len()],
-                };
-                self.cuda.multiply(&product)?;
+                let operands =
+                    [Operand::columns(slopes, self.stride), Operand::rows(hidden.cuda(NAME, Form::Bf16)?, width)];
+                weight_gradient(&self.cuda, (place, *first), operands, [vocabulary, width, rows.len()])?;
                 *first = false;
             }
             if let Some(place) = &to_hidden {

@@ -159,38 +159,23 @@ impl Adapter {
     }
 
     /// The gradients of A and B from that of the layer's output; that of `x` in bfloat16.
-    fn back(
-        &self,
-        cuda: &CudaDevice,
-        (dy, stride): (Slice<'_>, usize),
-        gradients: &mut Gradients,
-    ) -> Result<Option<Tensor>> {
+    fn back(&self, cuda: &CudaDevice, (dy, stride): (Slice<'_>, usize), gradients: &mut Gradients) -> Result<Tensor> {
         let (gpu, rank) = (cuda.gpu(), self.a.rows());
         let Some((x, inner)) = self.kept.get() else { return Err(Error::NoGradient { operation: NAME }) };
         let (n, cols) = (x.rows(), x.width());
-        let mut write =
-            |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, [rows, width]: [usize; 2]| -> Result<()> {
-                let Some(slot) = slot else { return Ok(()) };
-                let (place, first) = gradients.weight_place(slot)?;
-                let call = Multiply {
-                    a,
-                    b,
-                    out: place.cuda(NAME, Form::F32)?,
-                    out_stride: width,
-                    output: if first { Output::F32 } else { Output::AddF32 },
-                    start: None,
-                    size: [rows, width, n],
-                };
-                Ok(cuda.multiply(&call)?)
-            };
+        let mut write = |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, rows: usize, width: usize| {
+            let Some(slot) = slot else { return Ok(()) };
+            let (place, first) = gradients.weight_place(slot)?;
+            weight_gradient(cuda, (&place, first), [a, b], [rows, width, n])
+        };
         let inner = Operand::rows(inner.cuda(NAME, Form::Bf16)?, rank);
-        write(&self.slots[1], Operand::columns(dy, stride), inner, [self.b.rows(), rank])?;
+        write(&self.slots[1], Operand::columns(dy, stride), inner, self.b.rows(), rank)?;
         let b = rows_of(gpu, &self.b)?;
         let from = Operand::rows(dy, stride);
         let d_inner = self.inner(cuda, from, Operand::rows(b.slice().0, b.slice().1), [n, self.b.rows()])?;
         let d_inner = Operand::rows(d_inner.cuda(NAME, Form::Bf16)?, rank);
         let of_a = Operand { transposed: true, ..d_inner };
-        write(&self.slots[0], of_a, Operand::rows(x.cuda(NAME, Form::Bf16)?, cols), [rank, cols])?;
+        write(&self.slots[0], of_a, Operand::rows(x.cuda(NAME, Form::Bf16)?, cols), rank, cols)?;
         let a = rows_of(gpu, &self.a)?;
         let dx = Tensor::allocate(gpu, Form::Bf16, [n, cols], NAME)?;
         let call = Multiply {
@@ -203,13 +188,12 @@ impl Adapter {
             size: [n, cols, rank],
         };
         cuda.multiply(&call)?;
-        Ok(Some(self.mask(gpu, &dx)?))
+        self.mask(gpu, &dx)
     }
 }
 
 /// Weights that are one matrix `[rows, cols]` of bfloat16.
 struct Joined<'a> {
-    layers: Range<usize>,
     /// Columns of the output.
     columns: Range<usize>,
     rows: Rows<'a>,
@@ -244,6 +228,25 @@ pub(super) fn rows_of<'a>(gpu: &Gpu, weight: &'a Weight) -> Result<Rows<'a>> {
     })
 }
 
+/// Sets (`first`) or adds to a weight's gradient, `place [rows, width]`, the product of `[a, b]` over `n`.
+pub(super) fn weight_gradient(
+    cuda: &CudaDevice,
+    (place, first): (&Tensor, bool),
+    [a, b]: [Operand<'_>; 2],
+    [rows, width, n]: [usize; 3],
+) -> Result<()> {
+    let call = Multiply {
+        a,
+        b,
+        out: place.cuda(NAME, Form::F32)?,
+        out_stride: width,
+        output: if first { Output::F32 } else { Output::AddF32 },
+        start: None,
+        size: [rows, width, n],
+    };
+    Ok(cuda.multiply(&call)?)
+}
+
 /// Whether `second` begins where `first`, of `bytes` bytes, ends.
 fn follows(first: Slice<'_>, bytes: usize, second: Slice<'_>) -> bool {
     first.address() + bytes as u64 == second.address()
@@ -275,19 +278,18 @@ impl Layers {
 
     fn joined(&self, gpu: &Gpu) -> Result<Vec<Joined<'_>>> {
         let mut joined: Vec<Joined<'_>> = Vec::with_capacity(self.layers.len());
-        for (number, layer) in self.layers.iter().enumerate() {
+        for layer in &self.layers {
             let rows = rows_of(gpu, &layer.weight)?;
             if let Some(last) = joined.last_mut() {
                 let (held, stride) = last.rows.slice();
                 let (next, _) = rows.slice();
                 let dense = layer.weight.as_dense().is_some();
                 if dense && stride == layer.weight.cols() && follows(held, last.columns.len() * stride * 2, next) {
-                    last.layers.end = number + 1;
                     last.columns.end = layer.columns.end;
                     continue;
                 }
             }
-            joined.push(Joined { layers: number..number + 1, columns: layer.columns.clone(), rows });
+            joined.push(Joined { columns: layer.columns.clone(), rows });
         }
         Ok(joined)
     }
@@ -368,7 +370,7 @@ impl Layers {
                     let whole = rounded.cuda_rows(NAME)?;
                     let start = 2 * layer.columns.start;
                     let columns = whole.slice.part(start, whole.slice.bytes() - start)?;
-                    of_adapters.extend(adapter.back(&cuda, (columns, whole.stride), gradients)?);
+                    of_adapters.push(adapter.back(&cuda, (columns, whole.stride), gradients)?);
                 }
             }
             match &to_x {
@@ -400,16 +402,9 @@ impl Layers {
         }
         for (place, first, columns) in places {
             let start = 2 * columns.start;
-            let call = Multiply {
-                a: Operand::columns(dy.slice.part(start, dy.slice.bytes() - start)?, dy.stride),
-                b: Operand::rows(x.cuda(NAME, Form::Bf16)?, cols),
-                out: place.cuda(NAME, Form::F32)?,
-                out_stride: cols,
-                output: if first { Output::F32 } else { Output::AddF32 },
-                start: None,
-                size: [columns.len(), cols, n],
-            };
-            cuda.multiply(&call)?;
+            let dy = Operand::columns(dy.slice.part(start, dy.slice.bytes() - start)?, dy.stride);
+            let x = Operand::rows(x.cuda(NAME, Form::Bf16)?, cols);
+            weight_gradient(cuda, (&place, first), [dy, x], [columns.len(), cols, n])?;
         }
         Ok(())
     }
