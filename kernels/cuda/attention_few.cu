@@ -20,9 +20,6 @@
 // are asked for when the scores are taken, its values when the sums are. A key of this pass is made by the warp that
 // would have copied it, and the block of the row's last chunk also writes it to the cache.
 //
-// For many rows, a block takes two chunks of a leaf one after the other (attention/split_history.cuh says why), and
-// asks for the second one's first keys when the first one's last scores are taken.
-//
 // Bound: bytes of keys and values for many rows and long histories: 64 KiB a block are on their way, two blocks a
 // multiprocessor. For one row of some hundred positions, latency. The chain, in cycles, of a row with 640 positions (80
 // a block: all copies in flight at once; projections, norms and phases meanwhile):
@@ -37,8 +34,6 @@
 //   output and end                                          400
 // 3,200 in all: 1.8 us, and what a launch costs. Instructions count as much as loads, as a warp issues one in three or
 // so cycles: on this path are no divisions of positions, and code that one row never needs is out of line.
-#include <type_traits>
-
 #include "attention/few_any_width.cuh"
 #include "attention/split_history.cuh"
 #include "attention/turn.cuh"
@@ -54,16 +49,6 @@ __device__ __forceinline__ void copy_eight_bytes(void *shared, const void *globa
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(valid ? 8 : 0)
                  : "memory");
-}
-
-// The parts of two numbers, packed: high parts and low parts.
-struct SplitPair {
-    uint32_t high, low;
-};
-
-__device__ __forceinline__ SplitPair split_pair(float a, float b) {
-    const Split first = split(a), second = split(b);
-    return {pack(first.high, second.high), pack(first.low, second.low)};
 }
 
 // Keys and values of a tile, each piece with the lane 4 g + t that needs it. Keys: positions g and g + 8, elements 32 s
@@ -198,23 +183,11 @@ template <int WIDTH> union TileOrSums {
     __device__ TileOrSums() {}
 };
 
-template <int WIDTH> struct TileAndSums {
-    union {
-        Tile<WIDTH> tile;
-        uint4 bytes[WIDTH * TILE / 4];
-    };
-    float sums[HEADS][WIDTH + 2];
-    __device__ TileAndSums() {}
-};
-
-// Of a block, of which there are BLOCKS for a leaf.
-template <int WIDTH, int BLOCKS> struct Shared {
+template <int WIDTH> struct Shared {
     static constexpr int WARPS = WIDTH > 128 ? 4 : 8;  // so that tiles take 64 KiB at most
-    // Whether a block has a next chunk of a leaf, whose copies start before the sums of the one before are sent.
-    static constexpr bool AHEAD = BLOCKS < LEAF;
-    std::conditional_t<AHEAD, TileAndSums<WIDTH>, TileOrSums<WIDTH>> warps[WARPS];
+    TileOrSums<WIDTH> warps[WARPS];
     uint4 queries[2][WIDTH / 32][WARP];  // high parts, low parts: a lane's right operands of two steps
-    Received<WIDTH, BLOCKS> received;
+    Received<WIDTH> received;
     float maximum[WARPS][HEADS], denominator[WARPS][HEADS];
     HeadSums heads;
     bool last;
@@ -223,7 +196,7 @@ template <int WIDTH, int BLOCKS> struct Shared {
 // The queries of a block, in the order of the keys' elements: lane 4 g + t has head g. A warp makes a head at a time.
 template <int WIDTH> struct Queries {
     using Head = WarpHead<WIDTH>;
-    static constexpr int WARPS = Shared<WIDTH, LEAF>::WARPS, MINE = HEADS / WARPS;
+    static constexpr int WARPS = Shared<WIDTH>::WARPS, MINE = HEADS / WARPS;
     Head heads[MINE];
 
     __device__ __forceinline__ void load(const Call &call, const Job &job) {
@@ -236,8 +209,7 @@ template <int WIDTH> struct Queries {
         }
     }
 
-    template <int BLOCKS>
-    __device__ __forceinline__ void store(const Call &call, const Job &job, Shared<WIDTH, BLOCKS> &shared) {
+    __device__ __forceinline__ void store(const Call &call, const Job &job, Shared<WIDTH> &shared) {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
             const int head = threadIdx.x / WARP + i * WARPS;
@@ -259,9 +231,9 @@ template <int WIDTH> struct Queries {
 };
 
 // Starts the copies of each warp's first tile of a chunk, positions begin .. end.
-template <int WIDTH, int BLOCKS>
+template <int WIDTH>
 __device__ __forceinline__ void start_chunk(const Call &call, const Job &job, int begin, int end,
-                                            Shared<WIDTH, BLOCKS> &shared) {
+                                            Shared<WIDTH> &shared) {
     const size_t stride = size_t(call.kv_heads) * WIDTH;
     Tile<WIDTH> &slots = shared.warps[threadIdx.x / WARP].tile;
     const int tile = begin + threadIdx.x / WARP * TILE;
@@ -272,12 +244,11 @@ __device__ __forceinline__ void start_chunk(const Call &call, const Job &job, in
 }
 
 // The chunk: its warps' sums, relative to the block's greatest scores, and the block's maxima and denominators are left
-// in shared memory. With AHEAD, the copies of positions after .. after_end, the next chunk, are started: a warp with a
-// tile there has one here, as only a row's last chunk is shorter.
-template <int WIDTH, int BLOCKS>
-__device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, int begin, int end, int after,
-                                             int after_end, Shared<WIDTH, BLOCKS> &shared) {
-    constexpr int WARPS = Shared<WIDTH, BLOCKS>::WARPS, STEP = WARPS * TILE, TILES = WIDTH / 16;
+// in shared memory.
+template <int WIDTH>
+__device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, int begin, int end,
+                                             Shared<WIDTH> &shared) {
+    constexpr int WARPS = Shared<WIDTH>::WARPS, STEP = WARPS * TILE, TILES = WIDTH / 16;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const size_t stride = size_t(call.kv_heads) * WIDTH;
     Tile<WIDTH> &slots = shared.warps[warp].tile;
@@ -301,9 +272,8 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
                 multiply_add(scores[2 * part + 1], second_step, q.z, q.w);
             }
         }
-        int next = tile + STEP, next_end = end;
-        if (Shared<WIDTH, BLOCKS>::AHEAD && next >= end) next = after + warp * TILE, next_end = after_end;
-        if (next < next_end) slots.copy_keys(job.keys, stride, next, next_end, job.first_new);
+        const int next = tile + STEP;
+        if (next < end) slots.copy_keys(job.keys, stride, next, end, job.first_new);
         commit_copies();
 
         float p[4];
@@ -337,7 +307,7 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
         const uint32_t low[2] = {transpose(low_positions.low), transpose(high_positions.low)};
         wait_for_copies<1>();
         slots.add_values(sums, high, low);
-        if (next < next_end) slots.copy_values(job.values, stride, next, next_end, job.first_new);
+        if (next < end) slots.copy_values(job.values, stride, next, end, job.first_new);
         commit_copies();
     }
 
@@ -383,19 +353,13 @@ __device__ __forceinline__ void attend_chunk(const Call &call, const Job &job, i
     __syncthreads();
 }
 
-// BLOCKS: of a leaf, a cluster where there are any.
-template <int WIDTH, int BLOCKS> __device__ __forceinline__ void attend(const Call &call) {
-    using Memory = Shared<WIDTH, BLOCKS>;
-    constexpr int WARPS = Memory::WARPS, THREADS = WARPS * WARP;
+// MERGES_IN_CLUSTERS: the blocks of a leaf are a cluster, where there are any.
+template <int WIDTH, bool MERGES_IN_CLUSTERS> __device__ __forceinline__ void attend(const Call &call) {
+    constexpr int WARPS = Shared<WIDTH>::WARPS, THREADS = WARPS * WARP, FOURS = HEADS * WIDTH / 4;
+    constexpr bool IN_CLUSTERS = CLUSTERS && MERGES_IN_CLUSTERS;
     extern __shared__ __align__(16) unsigned char arena[];
-    Memory &shared = *reinterpret_cast<Memory *>(arena);
-    // Sums of the block: one of [group, width], and four of a head.
-    const auto block_sum = [&](int element) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += shared.warps[w].sums[element / WIDTH][element % WIDTH];
-        return sum;
-    };
+    Shared<WIDTH> &shared = *reinterpret_cast<Shared<WIDTH> *>(arena);
+    // Four sums of the block.
     const auto block_sums = [&](int head, int element) {
         float4 sum = {};
 #pragma unroll
@@ -406,11 +370,11 @@ template <int WIDTH, int BLOCKS> __device__ __forceinline__ void attend(const Ca
         return sum;
     };
     Job job;
-    find_heads<BLOCKS>(call, job);
-    if (CLUSTERS && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
+    find_heads(call, job);
+    if (IN_CLUSTERS && threadIdx.x == 0) prepare_arrivals(&shared.received.arrivals);
     wait_for_previous_kernel();
     if (!find_history(call, job, WIDTH)) return;
-    const bool in_cluster = CLUSTERS && !job.one_chunk();
+    const bool in_cluster = IN_CLUSTERS && !job.one_chunk();
     if (in_cluster) arrive_ready();
     const auto start = [&](int chunk) { start_chunk(call, job, job.begin(chunk), job.end(chunk), shared); };
     if (job.has_chunk(job.first_chunk(blockIdx.z))) {
@@ -422,24 +386,26 @@ template <int WIDTH, int BLOCKS> __device__ __forceinline__ void attend(const Ca
         __syncthreads();
     }
     for (int leaf = blockIdx.z, time = 0;; time++) {
-#pragma unroll 1
-        for (int i = 0; i < LEAF / BLOCKS; i++) {
-            const int chunk = job.first_chunk(leaf) + i * BLOCKS, after = chunk + BLOCKS;
-            const bool has_chunk = job.has_chunk(chunk);
-            const bool has_after = i + 1 < LEAF / BLOCKS && job.has_chunk(after);
-            if (has_chunk) {
-                const int after_end = has_after ? job.end(after) : 0;
-                attend_chunk(call, job, job.begin(chunk), job.end(chunk), job.begin(after), after_end, shared);
-            }
-            if (in_cluster) {
-                if (i == 0) begin_leaf(job, leaf, shared.received);
-                if (has_chunk) send_chunk<THREADS>(job, chunk, block_sums, shared.heads, shared.received);
-            } else if (has_chunk) {
-                finish_by_tickets<THREADS, CLUSTERS>(call, job, chunk, block_sum, shared.heads, WIDTH, shared.last);
-            }
-            if (!has_after) break;
+        const int chunk = job.first_chunk(leaf);
+        const bool has_chunk = job.has_chunk(chunk);
+        if (has_chunk) attend_chunk(call, job, job.begin(chunk), job.end(chunk), shared);
+        if (in_cluster) {
+            begin_leaf(job, leaf, shared.received);
+            if (has_chunk) send_chunk<THREADS>(job, chunk, block_sums, shared.heads, shared.received);
+            merge_leaf<THREADS>(call, job, leaf, time, shared.received, shared.last);
+        } else if (has_chunk) {
+            const auto each = [&](const auto &take) {
+#pragma unroll
+                for (int first = 0; first < FOURS; first += THREADS) {
+                    const int element = 4 * (first + threadIdx.x);
+                    if (element < job.group * WIDTH) take(element);
+                }
+            };
+            finish_by_tickets<IN_CLUSTERS, float4>(
+                call, job, chunk, each,
+                [&](int element) { return block_sums(element / WIDTH, element % WIDTH); }, shared.heads, WIDTH,
+                shared.last);
         }
-        if (in_cluster) merge_leaf<THREADS>(call, job, leaf, time, shared.received, shared.last);
         leaf += gridDim.z;
         if (!job.has_leaf(leaf)) return;
         if (in_cluster) arrive_ready();
@@ -461,19 +427,20 @@ template <int WIDTH, int BLOCKS> __device__ __forceinline__ void attend(const Ca
             kv_heads, group, width, head_blocks, most_chunks, most_leaves                                             \
     }
 
-#define ATTENTION_FEW(NAME, WIDTH, BLOCKS, SHARED_BYTES)                                                              \
-    static_assert(sizeof(Shared<WIDTH, BLOCKS>) <= SHARED_BYTES, "what the launcher gives");                          \
-    extern "C" __global__ void CLUSTER_OF(BLOCKS) __launch_bounds__(Shared<WIDTH, BLOCKS>::WARPS *WARP, 2)            \
-        NAME(PARAMETERS) {                                                                                            \
+#define ATTENTION_FEW(NAME, WIDTH, IN_CLUSTERS, ATTRIBUTES, SHARED_BYTES)                                              \
+    static_assert(sizeof(Shared<WIDTH>) <= SHARED_BYTES, "what the launcher gives");                                  \
+    extern "C" __global__ void ATTRIBUTES __launch_bounds__(Shared<WIDTH>::WARPS *WARP, 2) NAME(PARAMETERS) {         \
         let_next_kernel_start();                                                                                      \
-        attend<WIDTH, BLOCKS>(CALL);                                                                                  \
+        attend<WIDTH, IN_CLUSTERS>(CALL);                                                                             \
     }
+#define BOTH_WAYS(WIDTH, SHARED_BYTES)                                                                                \
+    ATTENTION_FEW(attention_few_##WIDTH, WIDTH, true, CLUSTER_OF(LEAF), SHARED_BYTES)                                 \
+    ATTENTION_FEW(attention_few_##WIDTH##_by_tickets, WIDTH, false, , SHARED_BYTES)
 
-ATTENTION_FEW(attention_few_64, 64, LEAF, 38 << 10)
-ATTENTION_FEW(attention_few_96, 96, LEAF, 57 << 10)
-ATTENTION_FEW(attention_few_128, 128, LEAF, 74 << 10)
-ATTENTION_FEW(attention_few_256, 256, LEAF, 82 << 10)
-ATTENTION_FEW(attention_few_64_by_four, 64, 4, 56 << 10)
+BOTH_WAYS(64, 38 << 10)
+BOTH_WAYS(96, 57 << 10)
+BOTH_WAYS(128, 74 << 10)
+BOTH_WAYS(256, 82 << 10)
 
 extern "C" __global__ void __launch_bounds__(ANY_WIDTH_THREADS) attention_few_any_width(PARAMETERS) {
     let_next_kernel_start();

@@ -1,7 +1,7 @@
 //! Attention of few rows, each over its own history, from the raw projections: the launcher of `cuda/attention_few.cu`.
 //!
 //! One launch norms and turns queries and keys, appends keys and values to the caches, and attends. A history is cut in
-//! chunks, one or two a block, whose results are merged in their order; the cut depends on the model's shape and the
+//! chunks, one a block at a time, whose results are merged in their order; the cut depends on the model's shape and the
 //! row's own length, so a row's bits are the same alone and among others. Positions and caches are read from tables on
 //! the device: a captured launch follows them while they grow, up to the `max_positions` it was captured for.
 
@@ -84,10 +84,8 @@ const MOST_WIDTH: usize = 256;
 const BLOCKS: usize = 256;
 
 /// For each of so many multiprocessors a cluster of [`LEAF`] blocks runs at a time, two blocks a multiprocessor: a
-/// cluster lies within a group of 16 or 18.
+/// cluster lies within a group of 16 or 18. Where there are more leaves, they are merged by tickets.
 const MULTIPROCESSORS_A_CLUSTER: usize = 5;
-/// Blocks of a leaf where there are more leaves than that: each takes two chunks.
-const FEW_BLOCKS: usize = 4;
 /// The first compute capability with clusters.
 const CLUSTERS_FROM: (u32, u32) = (9, 0);
 
@@ -160,27 +158,21 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         return Err(Error::Shape { operation: NAME, what, expected: head_width / 2, found: half });
     }
     let slots = rows.checked_mul(kv_heads * plan.head_blocks).ok_or(Error::SizeOverflow)?;
-    // Threads, and kernels with LEAF blocks a leaf and with FEW_BLOCKS, which give the same bits, each with its shared
-    // memory.
-    let (threads, many, few) = match head_width {
-        64 if half.is_multiple_of(8) => {
-            (256, ("attention_few_64", 38 << 10), Some(("attention_few_64_by_four", 56 << 10)))
-        }
-        // Measured: of heads of 128 a whole step took 40% longer by four, though the kernel by itself was 10% faster.
-        96 if half.is_multiple_of(8) => (256, ("attention_few_96", 57 << 10), None),
-        128 if half.is_multiple_of(8) => (256, ("attention_few_128", 74 << 10), None),
-        256 if half.is_multiple_of(8) => (128, ("attention_few_256", 82 << 10), None),
-        1..=MOST_WIDTH => (128, ("attention_few_any_width", 44 << 10), None),
+    let card = gpu.properties();
+    let by_tickets =
+        card.compute_capability >= CLUSTERS_FROM && slots > card.multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
+    let merged = |in_clusters, by_tickets_| if by_tickets { by_tickets_ } else { in_clusters };
+    let (threads, kernel, shared_bytes) = match head_width {
+        64 if half.is_multiple_of(8) => (256, merged("attention_few_64", "attention_few_64_by_tickets"), 38 << 10),
+        96 if half.is_multiple_of(8) => (256, merged("attention_few_96", "attention_few_96_by_tickets"), 57 << 10),
+        128 if half.is_multiple_of(8) => (256, merged("attention_few_128", "attention_few_128_by_tickets"), 74 << 10),
+        256 if half.is_multiple_of(8) => (128, merged("attention_few_256", "attention_few_256_by_tickets"), 82 << 10),
+        1..=MOST_WIDTH => (128, "attention_few_any_width", 44 << 10),
         _ => {
             let what = format!("heads of {head_width} elements; up to {MOST_WIDTH} are supported");
             return Err(Error::Unsupported { operation: NAME, what });
         }
     };
-    let card = gpu.properties();
-    let takes_rounds =
-        card.compute_capability >= CLUSTERS_FROM && slots > card.multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
-    let few = few.filter(|&(_, bytes)| takes_rounds && bytes <= card.shared_per_block);
-    let (leaf_blocks, (kernel, shared_bytes)) = few.map_or((LEAF, many), |few| (FEW_BLOCKS, few));
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
     let row_width =
         kv_heads.checked_mul(2 * head_width).and_then(|kv| kv.checked_add(width)).ok_or(Error::SizeOverflow)?;
@@ -216,7 +208,6 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         .i32(int(plan.head_blocks)?)
         .i32(int(plan.most_chunks)?)
         .i32(int(plan.most_leaves)?);
-    let grid =
-        [int(leaf_blocks * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
+    let grid = [int(LEAF * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
     gpu.launch(&gpu.function("attention_few", kernel)?, Launch { grid, threads, shared_bytes }, arguments)
 }

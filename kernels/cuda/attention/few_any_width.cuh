@@ -126,9 +126,14 @@ __device__ __forceinline__ void attend_any_width(const Call &call) {
     for (int leaf = blockIdx.z; job.has_chunk(job.first_chunk(leaf)); leaf += gridDim.z) {
         const int chunk = job.first_chunk(leaf);
         attend_chunk_any_width(call, job, job.begin(chunk), job.end(chunk), shared);
-        finish_by_tickets<ANY_WIDTH_THREADS, false>(
-            call, job, chunk, [&](int element) { return shared.queries[element / call.width][element % call.width]; },
-            shared.heads, call.width, shared.last);
+        const auto each = [&](const auto &take) {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < job.group * call.width; i += ANY_WIDTH_THREADS) take(i);
+        };
+        finish_by_tickets<false, float>(
+            call, job, chunk, each,
+            [&](int element) { return shared.queries[element / call.width][element % call.width]; }, shared.heads,
+            call.width, shared.last);
         __syncthreads();
     }
 }

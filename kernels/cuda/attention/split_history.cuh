@@ -16,16 +16,16 @@
 // Without clusters, both levels go by tickets. Tickets are zero before and after each launch: a captured graph needs no
 // clearing between replays.
 //
-// A leaf has LEAF blocks, with a chunk each, or fewer, which take their chunks one after the other. A cluster lies
-// within one group of 16 or 18 multiprocessors, so of clusters of 8 blocks, two blocks a multiprocessor, only 30 run at
-// a time on an H200, of clusters of 4 over 60: where there are more leaves than that, one round of four blocks with two
-// chunks each is faster than two rounds of eight. (Tickets there: 12.7 us for 16 rows of 640 positions, clusters of
-// eight 13.5.)
+// A cluster lies within one group of 16 or 18 multiprocessors, so of clusters of 8 blocks, two blocks a multiprocessor,
+// only 30 run at a time on an H200: where there are more leaves than that, one round with tickets is faster than two of
+// clusters.
 //
 // The rows of a pass may belong to one sequence (a prompt, a verify pass): then they stand side by side in the order of
 // their positions. Keys and values of the pass are not read from the caches, which other blocks are only now
 // writing, but made anew from the projections, rounded as in the caches: the same bits.
 #pragma once
+
+#include <type_traits>
 
 #include "../vocabulary/device.cuh"
 #include "cluster.cuh"
@@ -90,18 +90,18 @@ __device__ __forceinline__ const float *row_phases(const Call &call, const Job &
     return call.phases + int64_t(job.row - (job.position - position)) * 2 * call.half;
 }
 
-// Grid: BLOCKS (of a leaf) * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first.
-// Reads nothing that another kernel wrote.
-template <int BLOCKS = LEAF> __device__ __forceinline__ void find_heads(const Call &call, Job &job) {
+// Grid: LEAF * kv_heads * head_blocks, rows, leaves at a time: the blocks that most rows need come first. Reads nothing
+// that another kernel wrote.
+__device__ __forceinline__ void find_heads(const Call &call, Job &job) {
     job.row = blockIdx.y;
-    job.rank = blockIdx.x % BLOCKS;
-    const int place = blockIdx.x / BLOCKS;
+    job.rank = blockIdx.x % LEAF;
+    const int place = blockIdx.x / LEAF;
     job.kv_head = call.head_blocks == 1 ? place : place / call.head_blocks;
     const int block = place - job.kv_head * call.head_blocks;
     job.first_head = job.kv_head * call.group + block * HEADS;
     job.group = min(HEADS, call.group - block * HEADS);
     job.appends = block == 0;
-    job.slot = size_t(job.row) * (gridDim.x / BLOCKS) + place;
+    job.slot = size_t(job.row) * (gridDim.x / LEAF) + place;
 }
 
 // The rest of the job, found by each warp for itself; false where this block's whole leaf has none. `find_heads` was
@@ -158,28 +158,36 @@ struct alignas(16) HeadSums {
     float denominator[HEADS];
 };
 
-struct Merged {
-    float sum, maximum, denominator;
+// One element or four of a head.
+template <typename Sum> struct Merged {
+    Sum sum;
+    float maximum, denominator;
 };
 
-// One element of `count` results, in their order; all their loads are on their way together.
-template <int MOST, typename Value, typename Maximum, typename Denominator>
-__device__ __forceinline__ Merged merge(int count, const Value &value, const Maximum &maximum,
-                                        const Denominator &denominator) {
-    float values[MOST], maxima[MOST], denominators[MOST];
+__device__ __forceinline__ float add_scaled(float a, float factor, float b) { return fmaf(a, factor, b); }
+__device__ __forceinline__ float4 add_scaled(float4 a, float factor, float4 b) {
+    return make_float4(fmaf(a.x, factor, b.x), fmaf(a.y, factor, b.y), fmaf(a.z, factor, b.z), fmaf(a.w, factor, b.w));
+}
+
+// Of `count` results, in their order; all their loads are on their way together.
+template <int MOST, typename Sum, typename Value, typename Maximum, typename Denominator>
+__device__ __forceinline__ Merged<Sum> merge(int count, const Value &value, const Maximum &maximum,
+                                             const Denominator &denominator) {
+    Sum values[MOST];
+    float maxima[MOST], denominators[MOST];
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
-        values[i] = i < count ? value(i) : 0.0f;
+        values[i] = i < count ? value(i) : Sum{};
         maxima[i] = i < count ? maximum(i) : -INFINITY;
         denominators[i] = i < count ? denominator(i) : 0.0f;
     }
-    Merged merged{0.0f, maxima[0], 0.0f};
+    Merged<Sum> merged{Sum{}, maxima[0], 0.0f};
 #pragma unroll
     for (int i = 1; i < MOST; i++) merged.maximum = fmaxf(merged.maximum, maxima[i]);
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
         const float factor = exp2_hardware(maxima[i] - merged.maximum);
-        merged.sum = fmaf(values[i], factor, merged.sum);
+        merged.sum = add_scaled(values[i], factor, merged.sum);
         merged.denominator = fmaf(denominators[i], factor, merged.denominator);
     }
     return merged;
@@ -191,19 +199,35 @@ struct Records {
     int group, width;
 
     __device__ __forceinline__ float *at(int i) const { return first + size_t(i) * group * (width + 2); }
-    __device__ __forceinline__ void put(int i, int element, const Merged &x) const {
-        at(i)[element] = x.sum;
+    template <typename Sum> __device__ __forceinline__ void put(int i, int element, const Merged<Sum> &x) const {
+        if constexpr (std::is_same_v<Sum, float>) {
+            at(i)[element] = x.sum;
+        } else {
+            // A record begins at a multiple of 8 bytes where the width is even.
+            float2 *to = reinterpret_cast<float2 *>(at(i) + element);
+            to[0] = make_float2(x.sum.x, x.sum.y), to[1] = make_float2(x.sum.z, x.sum.w);
+        }
         if (element % width == 0) {
             at(i)[group * width + element / width] = x.maximum;
             at(i)[group * width + group + element / width] = x.denominator;
         }
     }
-    template <int MOST> __device__ __forceinline__ Merged merge_element(int from, int count, int element) const {
-        const float *ends = at(from) + group * width + element / width;
+    template <int MOST, typename Sum>
+    __device__ __forceinline__ Merged<Sum> merge_elements(int from, int count, int element) const {
+        const float *values = at(from) + element, *ends = at(from) + group * width + element / width;
         const size_t stride = size_t(group) * (width + 2);
-        return merge<MOST>(
-            count, [&](int i) { return __ldcg(at(from) + i * stride + element); },
-            [&](int i) { return __ldcg(ends + i * stride); }, [&](int i) { return __ldcg(ends + i * stride + group); });
+        const auto value = [&](int i) {
+            if constexpr (std::is_same_v<Sum, float>) {
+                return __ldcg(values + i * stride);
+            } else {
+                const float2 *from = reinterpret_cast<const float2 *>(values + i * stride);
+                const float2 a = __ldcg(from), b = __ldcg(from + 1);
+                return make_float4(a.x, a.y, b.x, b.y);
+            }
+        };
+        return merge<MOST, Sum>(
+            count, value, [&](int i) { return __ldcg(ends + i * stride); },
+            [&](int i) { return __ldcg(ends + i * stride + group); });
     }
 };
 
@@ -240,25 +264,43 @@ __device__ __forceinline__ bool is_last_to_arrive(unsigned *ticket, int count, b
     return last;
 }
 
-// `element` is of the sums [group, width].
-__device__ __forceinline__ void store_out(const Call &call, const Job &job, int element, int width, const Merged &x) {
-    store<SPLIT>(call.out, job.row, size_t(call.heads) * width, size_t(job.first_head) * width + element,
-                 x.sum / x.denominator);
+// The parts of two numbers, packed: high parts and low parts.
+struct SplitPair {
+    uint32_t high, low;
+};
+
+__device__ __forceinline__ SplitPair split_pair(float a, float b) {
+    const Split first = split(a), second = split(b);
+    return {pack(first.high, second.high), pack(first.low, second.low)};
 }
 
-// A chunk's result to the row's, through global memory. `block_sum(element)` gives a sum of the block; the shared
-// memory it reads and `heads` have been written and synchronized. Tickets of a slot: the row's, then its leaves'.
-// `ONLY_CHUNK`: it is called for rows with one chunk alone.
-template <int THREADS, bool ONLY_CHUNK, typename BlockSum>
-__device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &job, int chunk,
+// `element` is of the sums [group, width], the first of four where there are four.
+template <typename Sum>
+__device__ __forceinline__ void store_out(const Call &call, const Job &job, int element, int width,
+                                          const Merged<Sum> &x) {
+    const size_t row_width = size_t(call.heads) * width, column = size_t(job.first_head) * width + element;
+    if constexpr (std::is_same_v<Sum, float>) {
+        store<SPLIT>(call.out, job.row, row_width, column, x.sum / x.denominator);
+    } else {
+        const SplitPair first = split_pair(x.sum.x / x.denominator, x.sum.y / x.denominator);
+        const SplitPair second = split_pair(x.sum.z / x.denominator, x.sum.w / x.denominator);
+        bf16 *to = call.out + job.row * 2 * row_width + column;
+        *reinterpret_cast<uint2 *>(to) = make_uint2(first.high, second.high);
+        *reinterpret_cast<uint2 *>(to + row_width) = make_uint2(first.low, second.low);
+    }
+}
+
+// A chunk's result to the row's, through global memory. `each` calls what it is given for every element of the sums
+// [group, width] (or for the first of every four), the same ones for a thread each time; `block_sum(element)` gives a sum
+// of the block (or four). The shared memory it reads and `heads` have been written and synchronized. Tickets of a slot:
+// the row's, then its leaves'. `ONLY_CHUNK`: it is called for rows with one chunk alone.
+template <bool ONLY_CHUNK, typename Sum, typename Each, typename BlockSum>
+__device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &job, int chunk, const Each &each,
                                                   const BlockSum &block_sum, const HeadSums &heads, int width,
                                                   bool &last) {
-    const auto each = [&](const auto &take) {
-#pragma unroll 1
-        for (int element = threadIdx.x; element < job.group * width; element += THREADS) take(element);
-    };
     const auto own = [&](int element) {
-        return Merged{block_sum(element), heads.maximum[element / width], heads.denominator[element / width]};
+        const int head = element / width;
+        return Merged<Sum>{block_sum(element), heads.maximum[head], heads.denominator[head]};
     };
     if (ONLY_CHUNK || job.one_chunk()) {
         each([&](int element) { store_out(call, job, element, width, own(element)); });
@@ -270,7 +312,7 @@ __device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &j
     each([&](int element) { chunks.put(chunk, element, own(element)); });
     if (!is_last_to_arrive(tickets + 1 + leaf, leaf_chunks, last)) return;
     const auto of_leaf = [&](int element) {
-        return chunks.merge_element<LEAF>(leaf * LEAF, leaf_chunks, element);
+        return chunks.merge_elements<LEAF, Sum>(leaf * LEAF, leaf_chunks, element);
     };
     if (job.one_leaf()) {
         each([&](int element) { store_out(call, job, element, width, of_leaf(element)); });
@@ -280,13 +322,13 @@ __device__ __forceinline__ void finish_by_tickets(const Call &call, const Job &j
     const int row_leaves = job.leaves();
     if (!is_last_to_arrive(tickets, row_leaves, last)) return;
     each([&](int element) {
-        store_out(call, job, element, width, leaves.merge_element<MOST_LEAVES>(0, row_leaves, element));
+        store_out(call, job, element, width, leaves.merge_elements<MOST_LEAVES, Sum>(0, row_leaves, element));
     });
 }
 
 // What a block of a cluster receives: its part of each head of each chunk of the leaf.
-template <int WIDTH, int BLOCKS> struct Received {
-    static constexpr int PART = WIDTH / BLOCKS;
+template <int WIDTH> struct Received {
+    static constexpr int PART = WIDTH / LEAF;
     static_assert(PART % 4 == 0, "four elements are of one head");
     float4 sums[LEAF][HEADS * PART / 4];
     float4 heads[LEAF][sizeof(HeadSums) / sizeof(float4)];
@@ -295,9 +337,9 @@ template <int WIDTH, int BLOCKS> struct Received {
 
 // The same through the shared memory of a cluster, in three steps for each leaf, after an `arrive_ready`. All blocks of
 // the leaf take the first, after which they may send, and the last, also those without a chunk.
-template <int WIDTH, int BLOCKS>
-__device__ __forceinline__ void begin_leaf(const Job &job, int leaf, Received<WIDTH, BLOCKS> &received) {
-    constexpr int SENT = Received<WIDTH, BLOCKS>::PART * int(sizeof(float));
+template <int WIDTH>
+__device__ __forceinline__ void begin_leaf(const Job &job, int leaf, Received<WIDTH> &received) {
+    constexpr int SENT = Received<WIDTH>::PART * int(sizeof(float));
     if (threadIdx.x == 0) {
         expect_arrivals(&received.arrivals, job.leaf_chunks(leaf) * (job.group * SENT + int(sizeof(HeadSums))));
     }
@@ -305,22 +347,20 @@ __device__ __forceinline__ void begin_leaf(const Job &job, int leaf, Received<WI
 }
 
 // Sends the block's result for a chunk, each block its part. `block_sums(head, element)` gives four sums of the block.
-template <int THREADS, int WIDTH, int BLOCKS, typename BlockSums>
+template <int THREADS, int WIDTH, typename BlockSums>
 __device__ __forceinline__ void send_chunk(const Job &job, int chunk, const BlockSums &block_sums,
-                                           const HeadSums &heads, Received<WIDTH, BLOCKS> &received) {
-    constexpr int PART = Received<WIDTH, BLOCKS>::PART, WARPS = THREADS / WARP;
-    // Warps that send to one block.
-    constexpr int SENDERS = WARPS > BLOCKS ? WARPS / BLOCKS : 1;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, place = chunk % LEAF, sender = warp / BLOCKS;
+                                           const HeadSums &heads, Received<WIDTH> &received) {
+    constexpr int PART = Received<WIDTH>::PART, WARPS = THREADS / WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, place = chunk % LEAF;
 #pragma unroll 1
-    for (int rank = warp % BLOCKS; rank < BLOCKS; rank += WARPS) {
+    for (int rank = warp; rank < LEAF; rank += WARPS) {
 #pragma unroll
-        for (int i = sender * WARP + lane; i < HEADS * PART / 4; i += SENDERS * WARP) {
+        for (int i = lane; i < HEADS * PART / 4; i += WARP) {
             const int head = 4 * i / PART;
             if (head >= job.group) break;
             send(&received.sums[place][i], &received.arrivals, rank, block_sums(head, rank * PART + 4 * i % PART));
         }
-        if (sender == 0 && lane < sizeof(HeadSums) / sizeof(float4)) {
+        if (lane < sizeof(HeadSums) / sizeof(float4)) {
             send(&received.heads[place][lane], &received.arrivals, rank,
                  reinterpret_cast<const float4 *>(&heads)[lane]);
         }
@@ -328,10 +368,10 @@ __device__ __forceinline__ void send_chunk(const Job &job, int chunk, const Bloc
 }
 
 // Merges what came; it is the `time`-th leaf of the block.
-template <int THREADS, int WIDTH, int BLOCKS>
+template <int THREADS, int WIDTH>
 __device__ __forceinline__ void merge_leaf(const Call &call, const Job &job, int leaf, int time,
-                                           Received<WIDTH, BLOCKS> &received, bool &last) {
-    constexpr int PART = Received<WIDTH, BLOCKS>::PART;
+                                           Received<WIDTH> &received, bool &last) {
+    constexpr int PART = Received<WIDTH>::PART;
     const int elements = job.group * PART, leaf_chunks = job.leaf_chunks(leaf);
     wait_for_arrivals(&received.arrivals, time);
     const bool one_leaf = job.one_leaf();
@@ -341,7 +381,7 @@ __device__ __forceinline__ void merge_leaf(const Call &call, const Job &job, int
     for (int i = threadIdx.x; i < elements; i += THREADS) {
         const int head = i / PART;
         const auto heads_of = [&](int c) { return reinterpret_cast<const HeadSums *>(received.heads[c]); };
-        const Merged merged = merge<LEAF>(
+        const Merged<float> merged = merge<LEAF, float>(
             leaf_chunks, [&](int c) { return reinterpret_cast<const float *>(received.sums[c])[i]; },
             [&](int c) { return heads_of(c)->maximum[head]; }, [&](int c) { return heads_of(c)->denominator[head]; });
         if (one_leaf) {
@@ -356,6 +396,6 @@ __device__ __forceinline__ void merge_leaf(const Call &call, const Job &job, int
     if (!is_last_to_arrive(ticket, row_leaves, last)) return;
 #pragma unroll 1
     for (int i = threadIdx.x; i < elements; i += THREADS) {
-        store_out(call, job, out_element(i), WIDTH, leaves.merge_element<MOST_LEAVES>(0, row_leaves, i));
+        store_out(call, job, out_element(i), WIDTH, leaves.merge_elements<MOST_LEAVES, float>(0, row_leaves, i));
     }
 }

@@ -318,7 +318,7 @@ fn rows_of_one_sequence_see_each_other() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
     let Some(gpu) = gpu() else { return };
-    // On a card with clusters, a row alone has eight blocks for eight chunks, and one of 64 rows four.
+    // On a card with clusters, a row alone is merged in a cluster, and one of 64 rows by tickets.
     for head_width in [64, 96, 128, 256, 80] {
         let lengths: Vec<usize> = (0..64).map(|row| 1 + row * 37).collect();
         let case = Case::new(&lengths, Shape { norms: true, ..Shape::plain(4, 2, head_width) });
@@ -371,9 +371,16 @@ fn shapes_that_do_not_fit_are_refused() {
 fn speed_of_a_layer() {
     let Some(gpu) = gpu() else { return };
     const LAYERS: usize = 36;
-    for (rows, length, kv_heads) in
-        [(1, 640, 2), (16, 640, 2), (64, 640, 2), (1, 4096, 2), (1, 16_384, 2), (1, 65_536, 2)]
-    {
+    for (rows, length, kv_heads) in [
+        (1, 640, 2),
+        (8, 640, 2),
+        (12, 640, 2),
+        (16, 640, 2),
+        (64, 640, 2),
+        (1, 4096, 2),
+        (1, 16_384, 2),
+        (1, 65_536, 2),
+    ] {
         let (heads, head_width) = (8 * kv_heads, 128);
         let max_positions = length.max(32_768);
         let shape = FewShape { rows, max_positions, heads, kv_heads, head_width, window: None };
