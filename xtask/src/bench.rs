@@ -52,10 +52,10 @@ pub(crate) struct Arguments {
     /// What to measure on
     #[arg(long, value_enum, default_value_t)]
     device: Device,
-    /// Write the rows of this device: benches/records/DEVICE/NAME.json
+    /// Write the rows of this device, each as soon as it and its peers are measured: benches/records/DEVICE/NAME.json
     #[arg(long)]
     record: bool,
-    /// Run the peers of benches/peers on the same inputs and print the ratios
+    /// Run the peers of benches/peers on the same inputs, after each group of benchmarks, and print the ratios
     #[arg(long)]
     peers: bool,
     /// Print the time of every kind of kernel, of benchmarks on a graphics card

@@ -61,16 +61,25 @@ pub(crate) fn git(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout).context("git printed text that is not UTF-8")?.trim_end().to_owned())
 }
 
-/// The commit that is checked out, with `+` behind it when files have changed since; outside of a repository
-/// what `IRONLOOM_COMMIT` says, or `unknown`.
+/// The commit that this program works on: what `IRONLOOM_COMMIT` says, on a machine whose copy has no repository or one
+/// of its own; else the one that is checked out, with `+` behind it when files have changed since; else `unknown`.
 #[cfg(feature = "engine")]
 pub(crate) fn commit() -> String {
-    let Ok(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else {
-        // A copy without the repository, on a machine that only runs what was built elsewhere.
-        return std::env::var("IRONLOOM_COMMIT").unwrap_or_else(|_| "unknown".to_owned());
-    };
+    named_commit(std::env::var("IRONLOOM_COMMIT").ok()).or_else(checked_out).unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// A commit that was named for this program, if one was.
+#[cfg(feature = "engine")]
+fn named_commit(variable: Option<String>) -> Option<String> {
+    variable.map(|commit| commit.trim().to_owned()).filter(|commit| !commit.is_empty())
+}
+
+/// The commit that git has checked out.
+#[cfg(feature = "engine")]
+fn checked_out() -> Option<String> {
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).ok()?;
     let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_ok_and(|status| !status.is_empty());
-    if changed { commit + "+" } else { commit }
+    Some(if changed { commit + "+" } else { commit })
 }
 
 /// Every file of the workspace that git tracks or would track, relative to [`root`], sorted.
@@ -147,6 +156,13 @@ mod tests {
     fn the_top_is_found_from_below() {
         assert_eq!(top_above(&root().join("crates/ironloom-core/src")), Some(root()));
         assert_eq!(top_above(Path::new("/")), None);
+    }
+
+    #[test]
+    #[cfg(feature = "engine")]
+    fn a_commit_is_what_was_named() {
+        assert_eq!(named_commit(Some("0123abc\n".to_owned())).as_deref(), Some("0123abc"));
+        assert_eq!([None, Some(" ".to_owned())].map(named_commit), [None, None]);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Other programs on the same inputs: the scripts of `benches/peers`, each of which prints JSON objects, one a line.
 
-use std::{collections::HashMap, process::Command};
+use std::{
+    collections::{HashMap, HashSet},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -54,46 +57,70 @@ enum Wanted {
     Endings,
 }
 
-/// Runs every peer that has a figure for one of the benchmarks. On a card one that fails is said and left out: not every
-/// machine has PyTorch.
-pub(super) fn run_for(device: Device, benchmarks: &[&Benchmark]) -> Result<Vec<Report>> {
-    let mut figures: Vec<&str> = benchmarks.iter().flat_map(|benchmark| benchmark.peer_figures).copied().collect();
-    figures.sort_unstable();
-    figures.dedup();
-    if figures.is_empty() {
-        return Ok(Vec::new());
+/// The peers' reports of one command. A figure that several benchmarks are compared with is measured once.
+pub(super) struct Peers {
+    device: Device,
+    /// The figures that were asked for, whether or not a report has them.
+    asked: HashSet<&'static str>,
+    reports: Vec<Report>,
+}
+
+impl Peers {
+    pub(super) fn new(device: Device) -> Self {
+        Self { device, asked: HashSet::new(), reports: Vec::new() }
     }
-    match device {
-        Device::Cpu => {
-            let (training, decoding): (Vec<&str>, Vec<&str>) =
-                figures.iter().partition(|figure| figure.starts_with("train-"));
-            let (mut reports, threads) = (Vec::new(), machine::threads().to_string());
-            if !decoding.is_empty() {
-                let model = smollm2::fetch()?;
-                reports.extend(run("llama_cpp.py", |command| {
-                    command.arg("--model").arg(&model).args(["--threads", &threads]);
-                })?);
-            }
-            if !training.is_empty() {
-                let cases = training.join(",");
-                reports.extend(run("torch_train_host.py", |command| {
-                    command.args(["--json", "--cases", &cases, "--threads", &threads]);
-                })?);
-            }
-            Ok(reports)
-        }
-        Device::Cuda => {
-            let mut reports = Vec::new();
-            for (script, option, value) in card_calls(&figures) {
-                match run(script, |command| {
-                    command.args(["--json", option, &value]);
-                }) {
-                    Ok(more) => reports.extend(more),
-                    Err(error) => eprintln!("no figures of {script}: {error:#}"),
+
+    /// What peers have reported so far.
+    pub(super) fn reports(&self) -> &[Report] {
+        &self.reports
+    }
+
+    /// Runs every peer that has a figure for one of the benchmarks and was not asked for it before. On a card one that fails
+    /// is said and left out: not every machine has PyTorch.
+    pub(super) fn run_for<'a>(&mut self, benchmarks: impl IntoIterator<Item = &'a Benchmark>) -> Result<()> {
+        let figures = self.new_figures(benchmarks);
+        match self.device {
+            Device::Cpu => {
+                let (training, decoding): (Vec<&str>, Vec<&str>) =
+                    figures.iter().partition(|figure| figure.starts_with("train-"));
+                let threads = machine::threads().to_string();
+                if !decoding.is_empty() {
+                    let model = smollm2::fetch()?;
+                    self.reports.extend(run("llama_cpp.py", |command| {
+                        command.arg("--model").arg(&model).args(["--threads", &threads]);
+                    })?);
+                }
+                if !training.is_empty() {
+                    let cases = training.join(",");
+                    self.reports.extend(run("torch_train_host.py", |command| {
+                        command.args(["--json", "--cases", &cases, "--threads", &threads]);
+                    })?);
                 }
             }
-            Ok(reports)
+            Device::Cuda => {
+                for (script, option, value) in card_calls(&figures) {
+                    match run(script, |command| {
+                        command.args(["--json", option, &value]);
+                    }) {
+                        Ok(more) => self.reports.extend(more),
+                        Err(error) => eprintln!("no figures of {script}: {error:#}"),
+                    }
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// The figures that benchmarks are compared with, that were not asked for before and that no report has: a script may
+    /// tell more than it was asked for.
+    fn new_figures<'a>(&mut self, benchmarks: impl IntoIterator<Item = &'a Benchmark>) -> Vec<&'static str> {
+        let Self { asked, reports, .. } = self;
+        let figures = benchmarks.into_iter().flat_map(|benchmark| benchmark.peer_figures).copied();
+        let is_new =
+            |figure: &&'static str| reports.iter().all(|report| report.best(figure).is_none()) && asked.insert(figure);
+        let mut new: Vec<&str> = figures.filter(is_new).collect();
+        new.sort_unstable();
+        new
     }
 }
 
@@ -146,6 +173,21 @@ mod tests {
         assert_eq!((found[0].best("tg128"), found[0].best("pp512")), (Some(2.0), None));
         assert_eq!((found[0].memory_mib("tg128"), found[0].memory_mib("pp512")), (Some(3.0), None));
         assert!(reports("nothing").is_err());
+    }
+
+    #[test]
+    fn a_figure_is_asked_for_once() {
+        let mut peers = Peers::new(Device::Cuda);
+        let mut of = |names: &[&str]| peers.new_figures(names.iter().map(|name| Device::Cuda.benchmark(name).unwrap()));
+        assert_eq!(of(&["decode-3b-bf16-16", "decode-3b-bf16-1", "gemm"]), ["decode-3b-bf16-1", "decode-3b-bf16-16"]);
+        assert_eq!(of(&["decode-3b-nf4-1", "decode-3b-q4k-1"]), ["decode-3b-nf4-1"]);
+        assert!(of(&["decode-3b-nf4-1"]).is_empty());
+
+        let mut peers = Peers::new(Device::Cpu);
+        let both = r#"{"name": "a", "version": "1", "figures": {"tg128": {"best": 2.0}, "pp512": {"best": 3.0}}}"#;
+        peers.reports = reports(both).unwrap();
+        assert!(peers.new_figures([Device::Cpu.benchmark("smollm2-tg128").unwrap()]).is_empty());
+        assert_eq!(peers.new_figures([Device::Cpu.benchmark("train-host").unwrap()]), ["train-host"]);
     }
 
     #[test]

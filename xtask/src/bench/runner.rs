@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     benchmarks::{BANDWIDTH, Benchmark, PEAK},
     cuda::Card,
     measurement::{Kernel, Measurement},
-    peers,
+    peers::{Peers, Report},
     place::Place,
     record::{Circumstances, Peer, Record, ratio, rounded},
 };
@@ -47,52 +47,122 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     // The probes that set the bounds come first.
     let mut order: Vec<&Benchmark> = vec![device.benchmark(BANDWIDTH)?, device.benchmark(PEAK)?];
     order.extend(chosen.iter().filter(|benchmark| ![BANDWIDTH, PEAK].contains(&benchmark.name)));
-    let mut measured = Vec::new();
+    let mut session = Session::new(&chosen, load_average);
+    let mut peers = Peers::new(device);
+    let mut outcomes = Vec::new();
     let mut failures = Vec::new();
     for group in order.chunk_by(|before, benchmark| benchmark.shares_process(before)) {
-        measure_in_process(device, group, &mut measured, &mut failures)?;
+        session.add(measure_in_process(device, group, &mut failures)?);
+        if arguments.peers {
+            peers.run_for(group.iter().copied().filter(|benchmark| session.is_waiting(benchmark.name)))?;
+        }
+        // What a later group does, or that it is cut off, takes nothing from these.
+        for record in session.records(peers.reports()) {
+            let place = session.place();
+            let row = Record::row(&record.bench, &place)?;
+            if arguments.record {
+                say(&format!("recorded {}", record.write(&place)?.display()));
+            }
+            outcomes.push(Outcome { record, row });
+        }
     }
-    let found = |name: &str| measured.iter().find(|(benchmark, _)| benchmark.name == name);
-    let best = |name: &str| {
-        let (probe, measurement) = found(name).with_context(|| format!("{name} gave no figure"))?;
-        let best = measurement.values.iter().copied().fold(0.0, f64::max);
-        anyhow::Ok(if probe.unit == "TFLOP/s" { 1e3 * best } else { best })
-    };
-    let around = Circumstances { bandwidth: best(BANDWIDTH)?, peak: best(PEAK)?, load_average };
-    let place = measured.iter().find_map(|(_, measurement)| measurement.card.as_ref()).map(Place::card);
-    let place = place.unwrap_or_else(Place::host);
-
-    let reports = if arguments.peers { peers::run_for(device, &chosen)? } else { Vec::new() };
-    let records: Vec<Record> = chosen
-        .iter()
-        .filter_map(|benchmark| found(benchmark.name))
-        .map(|(benchmark, measurement)| record(benchmark, measurement.clone(), around, &place, &reports))
-        .collect();
+    for probe in [BANDWIDTH, PEAK] {
+        ensure!(session.best(probe).is_some(), "{probe} gave no figure: {}", failures.join("; "));
+    }
 
     if arguments.json {
+        let records: Vec<&Record> = outcomes.iter().map(|outcome| &outcome.record).collect();
         println!("{}", serde_json::to_string_pretty(&records)?);
     } else {
+        let place = session.place();
         say(&format!("on {} ({})", place.device, place.driver));
-        print!("{}", table(&records, &place)?);
-        records
-            .iter()
+        print!("{}", table(&outcomes));
+        let records = || outcomes.iter().map(|outcome| &outcome.record);
+        records()
             .filter(|record| !record.notes.is_empty())
             .for_each(|record| println!("{}: {}", record.bench, record.notes));
         if arguments.profile {
-            records.iter().filter(|record| !record.kernels.is_empty()).for_each(print_profile);
+            records().filter(|record| !record.kernels.is_empty()).for_each(print_profile);
         }
     }
-    if arguments.record {
-        for record in &records {
-            say(&format!("recorded {}", record.write(&place)?.display()));
-        }
-    } else {
-        failures.extend(below_rows(&records, &place)?);
+    if !arguments.record {
+        failures.extend(outcomes.iter().filter_map(Outcome::below_row));
     }
     if failures.is_empty() {
         Ok(())
     } else {
         bail!("failed, or below 97% of the recorded rows:\n  {}", failures.join("\n  "))
+    }
+}
+
+/// What has been measured so far.
+struct Session<'a> {
+    chosen: &'a [&'a Benchmark],
+    load_average: f64,
+    measured: Vec<(&'a Benchmark, Measurement)>,
+    /// Of `measured`, those that have their records.
+    recorded: usize,
+}
+
+impl<'a> Session<'a> {
+    fn new(chosen: &'a [&'a Benchmark], load_average: f64) -> Self {
+        Self { chosen, load_average, measured: Vec::new(), recorded: 0 }
+    }
+
+    fn add(&mut self, group: Vec<(&'a Benchmark, Measurement)>) {
+        self.measured.extend(group);
+    }
+
+    /// Whether it was measured and shall have a record, which has not been made.
+    fn is_waiting(&self, name: &str) -> bool {
+        self.waiting().any(|(benchmark, _)| benchmark.name == name)
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = &(&'a Benchmark, Measurement)> {
+        let is_chosen = |name: &str| self.chosen.iter().any(|benchmark| benchmark.name == name);
+        self.measured[self.recorded..].iter().filter(move |(benchmark, _)| is_chosen(benchmark.name))
+    }
+
+    /// The best figure of a probe, in GB/s or GFLOPS.
+    fn best(&self, name: &str) -> Option<f64> {
+        let (probe, measurement) = self.measured.iter().find(|(benchmark, _)| benchmark.name == name)?;
+        let best = measurement.values.iter().copied().fold(0.0, f64::max);
+        Some(if probe.unit == "TFLOP/s" { 1e3 * best } else { best })
+    }
+
+    /// The card, once one was measured on, else this machine's processor.
+    fn place(&self) -> Place {
+        let card = self.measured.iter().find_map(|(_, measurement)| measurement.card.as_ref());
+        card.map_or_else(Place::host, Place::card)
+    }
+
+    /// The records of what was chosen and has none yet; none before both probes have their figures.
+    fn records(&mut self, reports: &[Report]) -> Vec<Record> {
+        let (Some(bandwidth), Some(peak)) = (self.best(BANDWIDTH), self.best(PEAK)) else { return Vec::new() };
+        let around = Circumstances { bandwidth, peak, load_average: self.load_average };
+        let place = self.place();
+        let of = |(benchmark, measurement): &(&Benchmark, Measurement)| {
+            record(benchmark, measurement.clone(), around, &place, reports)
+        };
+        let records = self.waiting().map(of).collect();
+        self.recorded = self.measured.len();
+        records
+    }
+}
+
+/// A record, and the row of this device as it was before this run.
+struct Outcome {
+    record: Record,
+    row: Option<Record>,
+}
+
+impl Outcome {
+    /// What is to be said of it where it is below 97% of its row.
+    fn below_row(&self) -> Option<String> {
+        let Self { record, row } = self;
+        let row = row.as_ref().filter(|row| !record.keeps(row))?;
+        let Record { bench, best, unit, .. } = record;
+        Some(format!("{bench}: {best} {unit}, and its row of {} has {}", row.date, row.best))
     }
 }
 
@@ -134,9 +204,8 @@ fn measure_here(device: Device, names: &[String]) -> Result<()> {
 fn measure_in_process<'a>(
     device: Device,
     group: &[&'a Benchmark],
-    measured: &mut Vec<(&'a Benchmark, Measurement)>,
     failures: &mut Vec<String>,
-) -> Result<()> {
+) -> Result<Vec<(&'a Benchmark, Measurement)>> {
     let program = std::env::current_exe().context("this program's own path is unknown")?;
     let names = group.iter().map(|benchmark| benchmark.name).collect::<Vec<_>>().join(",");
     let mut command = Command::new(program);
@@ -144,7 +213,7 @@ fn measure_in_process<'a>(
     let child = command.stdout(Stdio::piped()).spawn();
     let mut child = child.with_context(|| format!("cannot start the process of {names}"))?;
     let output = child.stdout.take().context("a process without an output")?;
-    let mut waiting = group.to_vec();
+    let (mut waiting, mut measured) = (group.to_vec(), Vec::new());
     for line in BufReader::new(output).lines() {
         // What a download says is printed, too, and is no measurement.
         let Ok(line) = serde_json::from_str::<Line>(&line?) else { continue };
@@ -161,7 +230,7 @@ fn measure_in_process<'a>(
     }
     let status = child.wait()?;
     failures.extend(waiting.iter().map(|benchmark| format!("{}: its process ended ({status})", benchmark.name)));
-    Ok(())
+    Ok(measured)
 }
 
 fn record(
@@ -169,7 +238,7 @@ fn record(
     measurement: Measurement,
     around: Circumstances,
     place: &Place,
-    reports: &[peers::Report],
+    reports: &[Report],
 ) -> Record {
     let others = measurement.others;
     let mut record = Record::new(benchmark, measurement, around, place);
@@ -189,11 +258,10 @@ fn record(
     record
 }
 
-fn table(records: &[Record], place: &Place) -> Result<Table> {
+fn table(outcomes: &[Outcome]) -> Table {
     let mut table =
         Table::new(&["bench", "best", "unit", "spread", "bound", "of bound", "kernels", "peak MiB", "of row", "peers"]);
-    for record in records {
-        let row = Record::row(&record.bench, place)?;
+    for Outcome { record, row } in outcomes {
         let percent = |share: f64| format!("{:.1}%", 100.0 * share);
         let peers = record.peers.iter().map(|Peer { name, best, ratio, memory_mib, .. }| {
             let memory = memory_mib.map_or(String::new(), |mib| format!(", {mib:.0} MiB"));
@@ -208,11 +276,11 @@ fn table(records: &[Record], place: &Place) -> Result<Table> {
             if record.bound == 0.0 { String::new() } else { percent(record.of_bound) },
             record.shape.get("kernels_per_step").map_or(String::new(), ToString::to_string),
             format!("{:.0}", record.peak_mib),
-            row.map_or(String::new(), |row| percent(record.of_row(&row))),
+            row.as_ref().map_or(String::new(), |row| percent(record.of_row(row))),
             peers.collect::<Vec<_>>().join(", "),
         ]);
     }
-    Ok(table)
+    table
 }
 
 /// The time of each kind of kernel in one pass.
@@ -221,18 +289,59 @@ fn print_profile(record: &Record) {
     println!("\n{}: {launches} kernels one by one, {total:.0} us\n{}", record.bench, Kernel::table(&record.kernels));
 }
 
-/// What is below 97% of its row.
-fn below_rows(records: &[Record], place: &Place) -> Result<Vec<String>> {
-    let mut below = Vec::new();
-    for record in records {
-        if let Some(row) = Record::row(&record.bench, place)?
-            && !record.keeps(&row)
-        {
-            below.push(format!(
-                "{}: {} {}, and its row of {} has {}",
-                record.bench, record.best, record.unit, row.date, row.best
-            ));
-        }
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::{super::measurement::Work, *};
+
+    fn measured(name: &str, value: f64) -> (&'static Benchmark, Measurement) {
+        let measurement = Measurement {
+            values: vec![value],
+            work: Work::Bytes(1e8),
+            peak_mib: 0.0,
+            others: 0.0,
+            shape: Map::new(),
+            notes: String::new(),
+            kernels: Vec::new(),
+            card: None,
+        };
+        (Device::Cpu.benchmark(name).unwrap(), measurement)
     }
-    Ok(below)
+
+    fn names(records: &[Record]) -> Vec<&str> {
+        records.iter().map(|record| record.bench.as_str()).collect()
+    }
+
+    #[test]
+    fn each_group_has_its_records_once_the_probes_are_measured() {
+        let chosen = chosen(Device::Cpu, &["smollm2-tg128", "decode-host", BANDWIDTH].map(str::to_owned)).unwrap();
+        let mut session = Session::new(&chosen, 0.5);
+        session.add(vec![measured(BANDWIDTH, 20.0)]);
+        assert!(session.is_waiting(BANDWIDTH) && session.records(&[]).is_empty());
+        session.add(vec![measured(PEAK, 100.0)]);
+        assert!(!session.is_waiting(PEAK), "it was not chosen");
+        assert_eq!(names(&session.records(&[])), [BANDWIDTH]);
+        session.add(vec![measured("decode-host", 7.0)]);
+        let records = session.records(&[]);
+        assert_eq!(names(&records), ["decode-host"]);
+        assert_eq!((records[0].bound, records[0].load_average), (200.0, 0.5));
+        assert!(!session.is_waiting("decode-host") && session.records(&[]).is_empty());
+        session.add(vec![measured("smollm2-tg128", 8.0)]);
+        assert_eq!(names(&session.records(&[])), ["smollm2-tg128"]);
+    }
+
+    #[test]
+    fn a_record_is_held_against_the_row_of_before() {
+        let mut session = Session::new(&[], 0.0);
+        session.add(vec![measured(BANDWIDTH, 20.0), measured(PEAK, 100.0)]);
+        let around = Circumstances { bandwidth: 20.0, peak: 100.0, load_average: 0.0 };
+        let of = |value: f64| {
+            let (benchmark, measurement) = measured("decode-host", value);
+            record(benchmark, measurement, around, &session.place(), &[])
+        };
+        let below = |ours: f64, row: Option<f64>| Outcome { record: of(ours), row: row.map(of) }.below_row();
+        assert!(below(96.0, Some(100.0)).unwrap().starts_with("decode-host: 96 tokens/s"));
+        assert_eq!((below(97.0, Some(100.0)), below(1.0, None)), (None, None));
+    }
 }
