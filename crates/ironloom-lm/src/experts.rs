@@ -59,6 +59,8 @@ impl Experts {
         x: &Tensor,
         (losses, scale): (RouterLosses, f32),
     ) -> Result<Tensor> {
+        // The routed experts are what is last.
+        let (last, cx) = (cx, &cx.inside());
         let logits = self.router.forward(cx, x)?;
         if self.experts.iter().any(FeedForward::is_adapted) {
             let routing = ops::route_experts(cx, &logits, self.per_row, self.normalize)?;
@@ -76,7 +78,7 @@ impl Experts {
             experts: &experts,
             activation: self.activation(),
         };
-        Ok(ops::routed_training(cx, sum, x, &layer)?)
+        Ok(ops::routed_training(last, sum, x, &layer)?)
     }
 
     /// `residual` plus the shared expert's output.

@@ -31,7 +31,7 @@ impl FeedForward {
     /// # Errors
     /// `x` is not as wide as the weights, or the residual has another shape.
     pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
-        self.down.forward_add(cx, residual, &self.inner(cx, x)?)
+        self.down.forward_add(cx, residual, &self.inner(&cx.inside(), x)?)
     }
 
     /// `residual` plus the block's output, and `next`'s norm of it.

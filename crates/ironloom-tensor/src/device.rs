@@ -149,22 +149,40 @@ pub struct Context<'a> {
     pub tape: Option<&'a Tape>,
     /// Which kernels products use where there are two kinds.
     pub path: Path,
+    /// Whether nobody reads the values that the operation gives.
+    unread: bool,
 }
 
 impl<'a> Context<'a> {
     /// A context that records nothing.
     pub fn inference(device: &'a Device) -> Self {
-        Self { device, tape: None, path: Path::Many }
+        Self { device, tape: None, path: Path::Many, unread: false }
     }
 
     /// A context that records operations on `tape`.
     pub fn training(device: &'a Device, tape: &'a Tape) -> Self {
-        Self { device, tape: Some(tape), path: Path::Many }
+        Self { device, tape: Some(tape), path: Path::Many, unread: false }
     }
 
     /// The same with products of `path`.
     pub fn with_path(self, path: Path) -> Self {
         Self { path, ..self }
+    }
+
+    /// The context of the operation whose output is that of the part that the tape records. Where the part runs again for its
+    /// gradients ([`Tape::checkpoint`]) nobody reads that output, and the operation may leave it undefined.
+    pub fn last(self) -> Self {
+        Self { unread: self.tape.is_some_and(Tape::runs_again), ..self }
+    }
+
+    /// The context of an operation whose output others read.
+    pub fn inside(self) -> Self {
+        Self { unread: false, ..self }
+    }
+
+    /// Whether nobody reads the values that the operation gives: all but its gradients may be left out.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.unread
     }
 
     /// The processor to run on.

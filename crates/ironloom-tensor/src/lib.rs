@@ -23,6 +23,7 @@ mod device;
 mod error;
 mod gemm;
 mod indices;
+mod kept;
 mod lanes;
 pub mod ops;
 mod tape;

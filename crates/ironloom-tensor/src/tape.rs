@@ -73,8 +73,18 @@ pub struct Tape {
     /// The numbers and sums of a pass on a graphics card.
     figures: Option<Figures>,
     seed: u64,
-    /// Whether nodes are kept: a part that will run again keeps none the first time.
-    keeps: bool,
+    run: Run,
+}
+
+/// Which run of a part a tape records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    /// The only one.
+    Only,
+    /// The first of two: no nodes are kept.
+    First,
+    /// The second, of which gradients are all that anybody wants.
+    Again,
 }
 
 impl Default for Tape {
@@ -91,10 +101,10 @@ impl Tape {
 
     /// An empty tape whose random operations (dropout) draw from `seed`.
     pub fn with_seed(seed: u64) -> Self {
-        Self::of(Rc::default(), seed, true)
+        Self::of(Rc::default(), seed, Run::Only)
     }
 
-    fn of(watched: Rc<RefCell<HashSet<TensorId>>>, seed: u64, keeps: bool) -> Self {
+    fn of(watched: Rc<RefCell<HashSet<TensorId>>>, seed: u64, run: Run) -> Self {
         Self {
             nodes: RefCell::default(),
             watched,
@@ -106,7 +116,7 @@ impl Tape {
             expert_shares: RefCell::default(),
             figures: None,
             seed,
-            keeps,
+            run,
         }
     }
 
@@ -165,6 +175,16 @@ impl Tape {
         self.expert_loads.borrow_mut().push(shares);
     }
 
+    /// Whether nodes are kept.
+    fn keeps(&self) -> bool {
+        self.run != Run::First
+    }
+
+    /// Whether a part runs again: what its last operation gives is read by nobody, and the way back follows at once.
+    pub(crate) fn runs_again(&self) -> bool {
+        self.run == Run::Again
+    }
+
     /// Where the gradient of `tensor` goes, if it needs one.
     pub(crate) fn slot(&self, tensor: &Tensor) -> Option<Slot> {
         let (mut id, mut columns) = (tensor.id(), None);
@@ -172,7 +192,7 @@ impl Tape {
             (id, columns) = (whole, Some((width, before)));
         }
         let needed = self.needed.borrow().contains(&id) || self.watched.borrow().contains(&id);
-        (self.keeps && needed).then(|| Slot { id, shape: *tensor.shape(), columns })
+        (self.keeps() && needed).then(|| Slot { id, shape: *tensor.shape(), columns })
     }
 
     /// Notes that `part` is the columns of `whole` from `before` on: gradients of the one go to those of the other.
@@ -224,22 +244,22 @@ impl Tape {
         part: impl Fn(&Context<'_>, &Tensor) -> Result<Tensor> + 'static,
     ) -> Result<Tensor> {
         let figures = self.figures.clone();
-        let first = Self { figures: figures.clone(), ..Self::of(self.watched.clone(), self.seed, false) };
-        let output = part(&Context { tape: Some(&first), ..*cx }, input)?;
+        let first = Self { figures: figures.clone(), ..Self::of(self.watched.clone(), self.seed, Run::First) };
+        let output = part(&Context::training(cx.device, &first).with_path(cx.path), input)?;
         self.side_loss.set(self.side_loss.get() + first.side_loss.get());
         self.expert_loads.borrow_mut().append(&mut first.expert_loads.borrow_mut());
         self.expert_shares.borrow_mut().append(&mut first.expert_shares.borrow_mut());
-        if self.keeps {
+        if self.keeps() {
             let (slot, input, device, path) = (self.slot(input), input.clone(), cx.device.clone(), cx.path);
             let (watched, seed) = (self.watched.clone(), self.seed);
             self.record(&output, move |gradient, gradients| {
                 // What a pass adds up has been counted the first time.
                 let figures = figures.as_ref().map(Figures::uncounted).transpose()?;
-                let again = Self { figures, ..Self::of(watched.clone(), seed, true) };
+                let again = Self { figures, ..Self::of(watched.clone(), seed, Run::Again) };
                 if slot.is_some() {
                     again.needed.borrow_mut().insert(input.id());
                 }
-                let output = part(&Context { device: &device, tape: Some(&again), path }, &input)?;
+                let output = part(&Context::training(&device, &again).with_path(path), &input)?;
                 again.backward(&output, gradient.clone(), gradients)
             });
         }

@@ -8,6 +8,7 @@ use ironloom_kernels::{Buffer, Form, Gpu, Slice};
 use crate::{
     Context, Device, Error, Result, TensorId,
     error::{expect_count, expect_shape},
+    kept::{Kept, Recipe},
 };
 
 /// A dense row-major tensor. Cloning shares the storage; an operation that takes a tensor by value writes in place when
@@ -22,6 +23,8 @@ pub struct Tensor {
     /// Elements before the first.
     offset: usize,
     id: TensorId,
+    /// How the elements are made again, all of them.
+    recipe: Option<Arc<Recipe>>,
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +70,7 @@ impl Tensor {
                 found: values.len(),
             });
         }
-        Ok(Self { shape, storage: Storage::F32(Arc::new(values)), offset: 0, id: TensorId::next() })
+        Ok(Self { shape, storage: Storage::F32(Arc::new(values)), offset: 0, id: TensorId::next(), recipe: None })
     }
 
     /// A tensor of zeros.
@@ -82,7 +85,7 @@ impl Tensor {
     /// Rows of a graphics card that an operation has written or will write.
     pub(crate) fn on_cuda(gpu: &Gpu, buffer: Buffer, form: Form, shape: impl Into<Shape>) -> Self {
         let storage = Storage::Cuda(CudaStorage { gpu: gpu.clone(), buffer, form, columns: None, twin: None });
-        Self { shape: shape.into(), storage, offset: 0, id: TensorId::next() }
+        Self { shape: shape.into(), storage, offset: 0, id: TensorId::next(), recipe: None }
     }
 
     /// The elements from `offset` on of a larger piece of memory.
@@ -103,6 +106,19 @@ impl Tensor {
         match &rounded.storage {
             Storage::Cuda(storage) if rounded.offset == self.offset => Ok(self.with_twin(storage.buffer.clone())),
             _ => Err(rounded.misplaced("a rounded copy", "a graphics card")),
+        }
+    }
+
+    /// The same, which `recipe` makes again: an operation that needs it on the way back need not keep it.
+    pub(crate) fn made_by(self, recipe: Recipe) -> Self {
+        Self { recipe: Some(Arc::new(recipe)), ..self }
+    }
+
+    /// What an operation keeps to have this tensor on the way back.
+    pub(crate) fn kept(&self) -> Kept {
+        match &self.recipe {
+            Some(recipe) => Kept::Recipe(recipe.clone(), self.shape),
+            None => Kept::Values(self.clone()),
         }
     }
 
@@ -150,7 +166,7 @@ impl Tensor {
         let columns = Some((self.width(), range.start));
         let storage = Storage::Cuda(CudaStorage { columns, ..storage.clone() });
         let shape = Shape::from([self.rows(), range.len()]);
-        Ok(Self { shape, storage, offset: self.offset, id: TensorId::next() })
+        Ok(Self { shape, storage, offset: self.offset, id: TensorId::next(), recipe: None })
     }
 
     /// The dimensions, outermost first.
@@ -194,6 +210,7 @@ impl Tensor {
         let misplaced = self.misplaced("writing a tensor", "the processor");
         let Storage::F32(values) = &mut self.storage else { return Err(misplaced) };
         expect_count("writing a tensor", "the number of elements", values.len(), elements)?;
+        self.recipe = None;
         Ok(Arc::<Vec<f32>>::make_mut(values))
     }
 
@@ -204,6 +221,7 @@ impl Tensor {
         if let Storage::Cuda(storage) = &mut self.storage {
             // What was rounded before is old now.
             storage.twin = None;
+            self.recipe = None;
             let (gpu, form) = (storage.gpu.clone(), other.form().unwrap_or(Form::F32));
             if !storage.buffer.is_unique() {
                 let copy = gpu.allocate(4 * elements, NAME)?;
@@ -425,6 +443,7 @@ impl Tensor {
             storage: self.storage.clone(),
             offset: self.offset + range.start * inner,
             id: self.id,
+            recipe: None,
         })
     }
 }

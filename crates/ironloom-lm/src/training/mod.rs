@@ -385,11 +385,12 @@ impl Block {
             }
             None => self.attention.forward_documents_add(cx, x.clone(), &normed, documents)?,
         };
+        drop(normed);
         let normed = self.feed_forward_norm.forward(cx, &x)?;
         match &self.feed_forward {
             BlockFeedForward::Dense(block, Some(norm)) => Ok(norm.forward_add(cx, x, &block.forward(cx, &normed)?)?),
-            BlockFeedForward::Dense(block, None) => Ok(block.forward_add(cx, x, &normed)?),
-            BlockFeedForward::Routed(experts) => experts.forward_training(cx, x, &normed, losses),
+            BlockFeedForward::Dense(block, None) => Ok(block.forward_add(&cx.last(), x, &normed)?),
+            BlockFeedForward::Routed(experts) => experts.forward_training(&cx.last(), x, &normed, losses),
         }
     }
 

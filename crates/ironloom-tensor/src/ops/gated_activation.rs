@@ -39,28 +39,9 @@ pub fn gated_activation(cx: &Context, gate: Tensor, up: &Tensor, activation: Act
     expect_shape("gated activation", "up", *gate.shape(), up.shape())?;
     let (shape, width) = (*gate.shape(), gate.width());
     if let Some(gpu) = cx.gpu() {
-        const NAME: &str = "gated activation";
-        let (gate_rows, up_rows) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
-        let out = Tensor::allocate(gpu, cx.operand_form(), [gate.rows(), width], NAME)?;
-        if gate_rows.form != up_rows.form {
-            up.cuda(NAME, gate_rows.form)?;
-        }
-        let call = kernels::GatedActivation {
-            gate: gate_rows.slice,
-            gate_stride: gate_rows.stride,
-            up: up_rows.slice,
-            up_stride: up_rows.stride,
-            input_form: gate_rows.form,
-            out: out.cuda(NAME, cx.operand_form())?,
-            form: cx.operand_form(),
-            rows: gate.rows(),
-            width,
-            activation: activation.kernel(),
-        };
-        kernels::gated_activation(gpu, &call)?;
-        let out = out.reshape(shape)?;
-        super::cuda::rows::record_gated_activation(cx, gpu, [&gate, up], activation, &out);
-        return Ok(out);
+        let out =
+            super::cuda::rows::gated_activation(gpu, [&gate, up], activation, cx.operand_form())?.reshape(shape)?;
+        return Ok(super::cuda::rows::record_gated_activation(cx, gpu, [&gate, up], activation, out));
     }
     let recorded = cx.slots([&gate, up]).map(|slots| (slots, gate.clone()));
     let mut out = gate.into_f32()?;

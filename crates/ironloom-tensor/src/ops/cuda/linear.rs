@@ -11,7 +11,7 @@ use super::{
     super::linear::{LowRank, Projection, bf16_rows},
     figures::Figures,
 };
-use crate::{Context, CudaDevice, Error, Gradients, Result, Tensor, Weight, tape::Slot};
+use crate::{Context, CudaDevice, Error, Gradients, Result, Tensor, Weight, kept::Kept, tape::Slot};
 
 const NAME: &str = "linear";
 
@@ -35,7 +35,7 @@ pub(in crate::ops) fn many(
         }
         parts.push(part);
     }
-    layers.record(cx, cuda, x, input, &whole, None);
+    layers.record(cx, cuda, x, &input, &whole, None);
     Ok(parts)
 }
 
@@ -51,8 +51,10 @@ pub(in crate::ops) fn single(
     let layers = Layers::new(cx, &[projection])?;
     let input = x.operand(gpu, NAME)?;
     let out = Tensor::allocate(gpu, Form::F32, [x.rows(), layers.rows()], NAME)?;
-    layers.forward(cuda, &input, &out, residual)?;
-    layers.record(cx, cuda, x, input, &out, residual);
+    if !cx.is_unread() || layers.layers.iter().any(|layer| layer.adapter.is_some()) {
+        layers.forward(cuda, &input, &out, residual)?;
+    }
+    layers.record(cx, cuda, x, &input, &out, residual);
     Ok(out)
 }
 
@@ -79,8 +81,8 @@ struct Adapter {
     scale: f32,
     /// The probability, where elements are left out, the stream, and the numbers of the pass with the seed.
     dropout: Option<(f32, u64, Figures)>,
-    /// `dropout(x)` and `scale * dropout(x) A^T`, as a recorded product keeps them.
-    kept: OnceCell<(Tensor, Tensor)>,
+    /// `x` and `scale * dropout(x) A^T`, as a recorded product keeps them.
+    kept: OnceCell<(Kept, Tensor)>,
 }
 
 impl Adapter {
@@ -154,7 +156,7 @@ impl Adapter {
             size: [n, self.b.rows(), rank],
         };
         cuda.multiply(&call)?;
-        let _ = self.kept.set((masked, inner));
+        let _ = self.kept.set((x.kept(), inner));
         Ok(())
     }
 
@@ -162,6 +164,7 @@ impl Adapter {
     fn back(&self, cuda: &CudaDevice, (dy, stride): (Slice<'_>, usize), gradients: &mut Gradients) -> Result<Tensor> {
         let (gpu, rank) = (cuda.gpu(), self.a.rows());
         let Some((x, inner)) = self.kept.get() else { return Err(Error::NoGradient { operation: NAME }) };
+        let x = self.mask(gpu, &x.get()?)?;
         let (n, cols) = (x.rows(), x.width());
         let mut write = |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, rows: usize, width: usize| {
             let Some(slot) = slot else { return Ok(()) };
@@ -340,7 +343,7 @@ impl Layers {
         cx: &Context,
         cuda: &CudaDevice,
         x: &Tensor,
-        input: Tensor,
+        input: &Tensor,
         out: &Tensor,
         residual: Option<&Tensor>,
     ) {
@@ -353,7 +356,7 @@ impl Layers {
             return;
         }
         // Only the gradient of a weight needs the input.
-        let input = self.layers.iter().any(|layer| layer.to_weight.is_some()).then_some(input);
+        let input = self.layers.iter().any(|layer| layer.to_weight.is_some()).then(|| input.kept());
         let cuda = cuda.clone();
         tape.record(out, move |gradient, gradients| {
             if let Some(slot) = &to_residual {
@@ -361,7 +364,7 @@ impl Layers {
             }
             let rounded = gradient.operand(cuda.gpu(), NAME)?;
             if let Some(input) = &input {
-                self.weight_gradients(&cuda, &rounded, input, gradients)?;
+                self.weight_gradients(&cuda, &rounded, &input.get()?, gradients)?;
             }
             self.bias_gradients(&cuda, &rounded, gradients)?;
             let mut of_adapters = Vec::new();

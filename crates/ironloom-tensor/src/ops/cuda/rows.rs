@@ -3,7 +3,7 @@
 use ironloom_kernels::{self as kernels, Form, Gpu};
 
 use super::super::Activation;
-use crate::{Context, Gradients, Indices, Result, Tensor, tape::Slot, tensor::CudaRows};
+use crate::{Context, Gradients, Indices, Result, Tensor, kept::Recipe, tape::Slot, tensor::CudaRows};
 
 /// Records `out = rmsnorm(x)`. The gradient of `x` is added to what there is in one pass, and is written rounded too.
 pub(in crate::ops) fn record_rmsnorm(cx: &Context, gpu: &Gpu, x: &Tensor, weight: &Tensor, epsilon: f32, out: &Tensor) {
@@ -120,18 +120,55 @@ fn norm_back(
     Ok(())
 }
 
-/// Records `out = act(gate) * up`.
+/// `act(gate) * up` in `form`.
+pub(in crate::ops) fn gated_activation(
+    gpu: &Gpu,
+    [gate, up]: [&Tensor; 2],
+    activation: Activation,
+    form: Form,
+) -> Result<Tensor> {
+    const NAME: &str = "gated activation";
+    let (rows, width) = (gate.rows(), gate.width());
+    let (gate_rows, up_rows) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
+    let out = Tensor::allocate(gpu, form, [rows, width], NAME)?;
+    if gate_rows.form != up_rows.form {
+        up.cuda(NAME, gate_rows.form)?;
+    }
+    let call = kernels::GatedActivation {
+        gate: gate_rows.slice,
+        gate_stride: gate_rows.stride,
+        up: up_rows.slice,
+        up_stride: up_rows.stride,
+        input_form: gate_rows.form,
+        out: out.cuda(NAME, form)?,
+        form,
+        rows,
+        width,
+        activation: activation.kernel(),
+    };
+    kernels::gated_activation(gpu, &call)?;
+    Ok(out)
+}
+
+/// Records `out = act(gate) * up`, which is made again from both.
 pub(in crate::ops) fn record_gated_activation(
     cx: &Context,
     gpu: &Gpu,
     [gate, up]: [&Tensor; 2],
     activation: Activation,
-    out: &Tensor,
-) {
+    out: Tensor,
+) -> Tensor {
     const NAME: &str = "gated activation";
-    let Some((tape, [to_gate, to_up])) = cx.slots([gate, up]) else { return };
+    let Some((tape, [to_gate, to_up])) = cx.slots([gate, up]) else { return out };
     let (gpu, gate, up) = (gpu.clone(), gate.clone(), up.clone());
-    tape.record(out, move |gradient, gradients| {
+    let form = cx.operand_form();
+    let recipe = {
+        let (gpu, gate, up) = (gpu.clone(), gate.clone(), up.clone());
+        Recipe::new(move || gated_activation(&gpu, [&gate, &up], activation, form))
+    };
+    // Where the way back follows at once, what is there may stay.
+    let out = if tape.runs_again() { out } else { out.made_by(recipe) };
+    tape.record(&out, move |gradient, gradients| {
         let (rows, width) = (gate.rows(), gate.width());
         let g = gradient.operand(&gpu, NAME)?;
         let d_gate = destination(&gpu, to_gate.as_ref(), [rows, width], gradients, NAME)?;
@@ -151,6 +188,7 @@ pub(in crate::ops) fn record_gated_activation(
         };
         Ok(kernels::gated_activation_backward(&gpu, &call)?)
     });
+    out
 }
 
 pub(super) fn columns(rows: CudaRows<'_>) -> kernels::Columns<'_> {
