@@ -224,9 +224,9 @@ def run_case(case, prompt, new, as_json):
         except ImportError:
             measure.say(f"{case}: skipped, bitsandbytes is not installed")
             return
-        program = f"bitsandbytes {bitsandbytes.__version__} NF4"
+        program, version = "bitsandbytes NF4", f"{bitsandbytes.__version__}, PyTorch {torch.__version__}"
     else:
-        program = "PyTorch bf16"
+        program, version = "PyTorch bf16", torch.__version__
     torch.manual_seed(0)
     with torch.no_grad():
         decoder = Decoder(SHAPES[name], weights, int(sequences), prompt + new)
@@ -236,7 +236,7 @@ def run_case(case, prompt, new, as_json):
         measure.say(f"{case}: every way failed")
         return
     notes = f"{notes}; weights and cache {held:.0f} MiB"
-    measure.report(as_json, f"{program}, {way}, CUDA graph", case, values, "tokens/s", notes)
+    measure.report(as_json, f"{program}, {way}, CUDA graph", case, values, "tokens/s", notes, version)
 
 
 def main():

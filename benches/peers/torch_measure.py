@@ -122,11 +122,11 @@ def best_of(ways):
     return values, name, "; ".join(notes)
 
 
-def report(as_json, name, bench, values, unit, notes="", **more):
+def report(as_json, name, bench, values, unit, notes="", version=torch.__version__, **more):
     figure = {"values": values, "best": max(values), "mean": sum(values) / len(values)} | more
     line = {
         "name": name,
-        "version": torch.__version__,
+        "version": version,
         "device": torch.cuda.get_device_name(),
         "figures": {bench: figure},
         "unit": unit,
