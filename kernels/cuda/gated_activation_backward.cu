@@ -5,9 +5,12 @@
 //
 //   d_gate = g up (s + x s (1 - s) dz/dx);  d_up = g act(gate);  product = act(gate) up
 //
+//   dots[row] = sum over the row of g y                                     F32, where they are asked for
+//
 // gate, up, gradient g, d_gate, d_up and product are BF16 columns [rows, width], each with a stride. d_gate and d_up may be
 // the memory of gate and up: a thread reads an element before it writes it, and nothing else reads it. With `product` the
-// forward pass need not keep it: the gradient of the projection behind it takes it from here.
+// forward pass need not keep it: the gradient of the projection behind it takes it from here. The dots give the gradient
+// of a factor that g has been multiplied by without what the projection made: <dout, W y> = <W^T dout, y>.
 //
 // Bound: three reads and two or three writes of 2 bytes. The exponential and the division are the fast ones: their errors
 // of a few units in the last place of F32 are far under the rounding to BF16, and the accurate ones would weigh as much as
@@ -21,6 +24,7 @@ struct Call {
     const bf16 *gate, *up, *gradient;
     bf16 *gate_gradient, *up_gradient;
     bf16 *product;  // may be null
+    float *dots;    // of gated_activation_backward_dots
     size_t gate_stride, up_stride, gradient_stride, gate_gradient_stride, up_gradient_stride, product_stride;
     int rows, width, activation, unused;
 };
@@ -41,31 +45,53 @@ __device__ __forceinline__ void turn_back(float &gate, float &up, float &gradien
     gradient = product;
 }
 
+// Eight columns of a row; the sum of their gradient times their product, each before it is rounded.
+__device__ __forceinline__ float turn_back_eight(const Call &call, size_t row, int column) {
+    const auto read = [&](const bf16 *from, size_t stride) {
+        return __ldcg(reinterpret_cast<const uint4 *>(from + row * stride + column));
+    };
+    const auto write = [&](bf16 *to, size_t stride, const float(&values)[8]) {
+        *reinterpret_cast<uint4 *>(to + row * stride + column) = pack_eight(values);
+    };
+    const uint4 raw[3] = {read(call.gate, call.gate_stride), read(call.up, call.up_stride),
+                          read(call.gradient, call.gradient_stride)};
+    float gate[8], up[8], gradient[8], dot = 0.0f;
+    unpack_eight(raw[0], gate);
+    unpack_eight(raw[1], up);
+    unpack_eight(raw[2], gradient);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float before = gradient[i];
+        turn_back(gate[i], up[i], gradient[i], call.activation);
+        dot = fmaf(before, gradient[i], dot);
+    }
+    write(call.gate_gradient, call.gate_gradient_stride, gate);
+    write(call.up_gradient, call.up_gradient_stride, up);
+    if (call.product != nullptr) write(call.product, call.product_stride, gradient);
+    return dot;
+}
+
 // Blocks along x cover a row, blocks along y take rows in turn.
 extern "C" __global__ void __launch_bounds__(256) gated_activation_backward(Call call) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     if (column >= call.width) return;
-    for (size_t row = blockIdx.y; row < call.rows; row += gridDim.y) {
-        const auto read = [&](const bf16 *from, size_t stride) {
-            return __ldcg(reinterpret_cast<const uint4 *>(from + row * stride + column));
-        };
-        const auto write = [&](bf16 *to, size_t stride, const float(&values)[8]) {
-            *reinterpret_cast<uint4 *>(to + row * stride + column) = pack_eight(values);
-        };
-        const uint4 raw[3] = {read(call.gate, call.gate_stride), read(call.up, call.up_stride),
-                              read(call.gradient, call.gradient_stride)};
-        float gate[8], up[8], gradient[8];
-        unpack_eight(raw[0], gate);
-        unpack_eight(raw[1], up);
-        unpack_eight(raw[2], gradient);
-#pragma unroll
-        for (int i = 0; i < 8; i++) turn_back(gate[i], up[i], gradient[i], call.activation);
-        write(call.gate_gradient, call.gate_gradient_stride, gate);
-        write(call.up_gradient, call.up_gradient_stride, up);
-        if (call.product != nullptr) write(call.product, call.product_stride, gradient);
-    }
+    for (size_t row = blockIdx.y; row < call.rows; row += gridDim.y) turn_back_eight(call, row, column);
+}
+
+// With the dots: a warp a row.
+extern "C" __global__ void __launch_bounds__(256) gated_activation_backward_dots(Call call) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const int lane = threadIdx.x % WARP;
+    const size_t row = size_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= call.rows) return;
+    float dot = 0.0f;
+#pragma unroll 2
+    for (int column = lane * 8; column < call.width; column += WARP * 8) dot += turn_back_eight(call, row, column);
+    dot = warp_sum(dot);
+    if (lane == 0) call.dots[row] = dot;
 }
 
 // Any width and alignment: an element a thread.

@@ -8,9 +8,11 @@
 //   dlogits = p (dp - dp . p) + share / N p (balance E (f - f . p) + 2 z l)
 //   dp of a chosen expert = its dgate, or (dgate - sum of dgates gates) / S where the weights are p over the sum S of
 //   the chosen; of another 0
+//   dgate of slot (i, j) = dots[places[i, j]] / gates[i, j], dots being of gradients that the gate multiplied
 //
 // logits [rows, experts] F32, experts <= 512; ids [rows, per_row] i32, -1 in a row that is padding, whose gradient is
-// 0; dgates [rows, per_row] F32. offsets [experts + 1] i32 of routed_sort: counts of choices, so f is exact, and N =
+// 0; gates [rows, per_row] F32, dots [places] F32, places [rows, per_row] i32 of routed_sort. A gate that is 0 has the
+// gradient 0: its expert's p is 0, and so is what goes on from there. dlogits are bfloat16, with a stride. offsets [experts + 1] i32 of routed_sort: counts of choices, so f is exact, and N =
 // their sum / per_row. `share` is one F32, side_loss one F64.
 //
 // The sums over rows come in two stages: as many blocks as the number of rows says, each over rows that lie
@@ -92,26 +94,36 @@ __device__ __forceinline__ void figures(const float *logits, const int *ids, flo
     }
 }
 
+// What router_gradient works on: `RouterGradientCall` in src/route_training.rs.
+struct RouterGradient {
+    const float *logits;
+    const int *ids, *places;
+    const float *gates, *dots;
+    const int *offsets;
+    const float *shares, *share;
+    bf16 *dlogits;
+    int dlogits_stride, rows, experts, per_row, normalize;
+    float balance, z;
+    int unused;
+};
+
 // The gradient of a row's logits.
-template <int LANES, int EACH>
-__device__ __forceinline__ void gradient(const float *logits, const int *ids, const float *dgates, const int *offsets,
-                                         const float *shares, const float *share, float *__restrict__ dlogits,
-                                         bf16 *__restrict__ copy, int copy_stride, int rows, int experts, int per_row,
-                                         int normalize, float balance, float z) {
+template <int LANES, int EACH> __device__ __forceinline__ void gradient(const RouterGradient &call) {
     let_next_kernel_start();
     wait_for_previous_kernel();
+    const int experts = call.experts, per_row = call.per_row;
     const int lane = threadIdx.x % LANES, wanted = blockIdx.x * (GRADIENT_THREADS / LANES) + threadIdx.x / LANES;
-    const int row = min(wanted, rows - 1);
-    ids += size_t(row) * per_row;
-    dgates += size_t(row) * per_row;
+    const int row = min(wanted, call.rows - 1);
+    const int *ids = call.ids + size_t(row) * per_row, *places = call.places + size_t(row) * per_row;
+    const float *gates = call.gates + size_t(row) * per_row;
     const bool counts = ids[0] >= 0;
     float p[EACH], dp[EACH] = {}, f[EACH];
-    const float log_sum = softmax<LANES>(logits + size_t(row) * experts, experts, p);
+    const float log_sum = softmax<LANES>(call.logits + size_t(row) * experts, experts, p);
 
     float chosen = 0.0f, along = 0.0f; // the chosen experts' p, and dgates . p
     for (int j = 0; j < per_row; j++) {
         const int id = ids[j];
-        const float g = dgates[j];
+        const float g = places[j] >= 0 && gates[j] > 0.0f ? call.dots[places[j]] / gates[j] : 0.0f;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             if (id != e * LANES + lane) continue;
@@ -120,7 +132,7 @@ __device__ __forceinline__ void gradient(const float *logits, const int *ids, co
             along = fmaf(g, p[e], along);
         }
     }
-    if (normalize != 0) {
+    if (call.normalize != 0) {
         chosen = group_sum<LANES>(chosen);
         along = group_sum<LANES>(along) / chosen;
         for (int j = 0; j < per_row; j++) {
@@ -135,29 +147,25 @@ __device__ __forceinline__ void gradient(const float *logits, const int *ids, co
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int expert = e * LANES + lane;
-        f[e] = expert < experts ? shares[expert] : 0.0f;
+        f[e] = expert < experts ? call.shares[expert] : 0.0f;
         to_p = fmaf(dp[e], p[e], to_p);
         even = fmaf(f[e], p[e], even);
     }
     to_p = group_sum<LANES>(to_p);
     even = group_sum<LANES>(even);
-    if (wanted >= rows) return;
-    const float factor = *share / float(max(offsets[experts] / per_row, 1));
-    dlogits += size_t(row) * experts;
-    if (copy != nullptr) copy += size_t(row) * copy_stride;
+    if (wanted >= call.rows) return;
+    const float factor = *call.share / float(max(call.offsets[experts] / per_row, 1));
+    bf16 *dlogits = call.dlogits + size_t(row) * call.dlogits_stride;
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int expert = e * LANES + lane;
         if (expert >= experts) continue;
-        const float losses = factor * (balance * float(experts) * (f[e] - even) + 2.0f * z * log_sum);
-        const float found = counts ? p[e] * (dp[e] - to_p + losses) : 0.0f;
-        dlogits[expert] = found;
-        if (copy != nullptr) copy[expert] = __float2bfloat16_rn(found);
+        const float losses = factor * (call.balance * float(experts) * (f[e] - even) + 2.0f * call.z * log_sum);
+        dlogits[expert] = __float2bfloat16_rn(counts ? p[e] * (dp[e] - to_p + losses) : 0.0f);
     }
     // Up to a multiple of eight, which products take.
-    if (copy == nullptr) return;
-    const int end = min((experts + 7) / 8 * 8, copy_stride);
-    for (int column = experts + lane; column < end; column += LANES) copy[column] = __float2bfloat16_rn(0.0f);
+    const int end = min((experts + 7) / 8 * 8, call.dlogits_stride);
+    for (int column = experts + lane; column < end; column += LANES) dlogits[column] = __float2bfloat16_rn(0.0f);
 }
 
 } // namespace
@@ -169,12 +177,8 @@ __device__ __forceinline__ void gradient(const float *logits, const int *ids, co
                                  int experts, int per_row) {                                                           \
         figures<LANES, LARGEST / LANES>(logits, ids, partial, rows, experts, per_row);                                 \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS) router_gradient_##LARGEST(                          \
-        const float *logits, const int *ids, const float *dgates, const int *offsets, const float *shares,             \
-        const float *share, float *__restrict__ dlogits, bf16 *__restrict__ copy, int copy_stride, int rows,           \
-        int experts, int per_row, int normalize, float balance, float z) {                                             \
-        gradient<LANES, LARGEST / LANES>(logits, ids, dgates, offsets, shares, share, dlogits, copy, copy_stride,      \
-                                         rows, experts, per_row, normalize, balance, z);                               \
+    extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS) router_gradient_##LARGEST(RouterGradient call) {     \
+        gradient<LANES, LARGEST / LANES>(call);                                                                        \
     }
 
 ROUTER(8, 8)

@@ -5,6 +5,9 @@
 //                    Slot (i, j) is the j-th expert of row i. Slots lie at places in ascending order of expert, then of
 //                    slot: place offsets[e] is the first of expert e, sources[place] the row i, places[i, j] = place.
 //                    A slot whose id is no expert's has place -1 and adds nothing.
+//                    Bound: latency. Every block reads all ids, from the second-level cache: 65,536 slots are 256 KiB, 64
+//                    loads a thread that wait for nothing; a turn over 1,024 slots waits for loads and a barrier, 0.7 us,
+//                    and one block had 64 of them an expert.
 //   routed_gated     h[place] = act(x[sources[place]] Wg_e^T) * (x[sources[place]] Wu_e^T)     bfloat16 [n k, inner]
 //   routed_down      y[place] = h[place] Wd_e^T                                         single precision [n k, width]
 //   routed_combine   out[i] += sum over j, ascending, of gates[i, j] * y[places[i, j]]                     [n, width]
@@ -103,41 +106,44 @@ __device__ __forceinline__ void routed_down(const bf16 *x, int x_stride, const i
 
 } // namespace
 
-// One block an expert. It counts the slots of the experts before it, which gives its first place, and then goes over
-// all slots again in order and numbers its own: no block waits for another, and nothing depends on their order.
+// A block for each expert and part of the slots. It counts the slots of the experts before it and those of its own before
+// its part, which gives its first place, and then goes over its part in order and numbers its own: no block waits for
+// another, and nothing depends on their order or on where parts begin.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     routed_sort(const int *ids, int *__restrict__ places, int *__restrict__ sources, int *__restrict__ offsets,
-                int slots, int per_row, int experts) {
+                int slots, int per_row, int experts, int part_slots) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     __shared__ int counts[2][SORT_WARPS];
     const int expert = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int begin = blockIdx.y * part_slots, end = min(begin + part_slots, slots);
 
-    int before = 0, own = 0;
+    int before = 0, own = 0, earlier_own = 0;
+#pragma unroll 8
     for (int slot = threadIdx.x; slot < slots; slot += SORT_THREADS) {
         const int id = ids[slot];
-        const bool valid = id >= 0 && id < experts;
-        before += valid && id < expert;
+        before += id >= 0 && id < expert;
         own += id == expert;
-        if (expert == 0 && !valid) places[slot] = -1;
+        earlier_own += id == expert && slot < begin;
     }
-    before = __reduce_add_sync(FULL_WARP, before);
+    before = __reduce_add_sync(FULL_WARP, before + earlier_own);
     own = __reduce_add_sync(FULL_WARP, own);
     if (lane == 0) counts[0][warp] = before, counts[1][warp] = own;
     __syncthreads();
     before = __reduce_add_sync(FULL_WARP, counts[0][lane]);
     own = __reduce_add_sync(FULL_WARP, counts[1][lane]);
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && blockIdx.y == 0) {
         offsets[expert] = before;
         if (expert == experts - 1) offsets[experts] = before + own;
     }
-    if (own == 0) return;
+    if (own == 0 && expert != 0) return;
 
     int place = before;
-    for (int base = 0, turn = 0; base < slots; base += SORT_THREADS, turn ^= 1) {
-        const int slot = base + threadIdx.x;
-        const bool mine = slot < slots && ids[slot] == expert;
+    for (int base = begin, turn = 0; base < end; base += SORT_THREADS, turn ^= 1) {
+        const int slot = base + threadIdx.x, id = slot < end ? ids[slot] : experts;
+        if (expert == 0 && slot < end && (id < 0 || id >= experts)) places[slot] = -1;
+        const bool mine = id == expert;
         const unsigned mask = __ballot_sync(FULL_WARP, mine);
         if (lane == 0) counts[turn][warp] = __popc(mask);
         // The other half of `counts` is written in the next turn, when every thread has passed this barrier again.

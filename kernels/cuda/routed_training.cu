@@ -4,7 +4,7 @@
 //   grouped_product          out[p] = x[sources[p]] W_e^T                     bfloat16 [places, outputs], or x[p]
 //   grouped_input_gradient   dx[p] = dy[p] W_e                                bfloat16 or F32 [places, inputs]
 //   grouped_weight_gradient  dW_e (+)= sum over p of expert e of dy[p] x[p]^T F32 [experts][outputs, inputs]
-//   routed_spread            dy[p] = gates[i, j] dout[i]; dgates[i, j] = dout[i] . y[p]      p = places[i, j]
+//   routed_spread            dy[p] = gates[i, j] dout[i]                                     p = places[i, j]
 //   routed_sum               out[i] = before[i] + sum over j, ascending, of gates[i, j] y[places[i, j]]
 //
 // e is the expert of place p, W_e [outputs, inputs] row-major, all operands bfloat16, sums in F32. The products are
@@ -188,38 +188,26 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 
 constexpr int ROW_THREADS = 256;
 
-// What the places get of their rows' gradient, and what the gates get: a warp a slot, so that the row that its slots
-// share comes from the first-level cache but once.
+// What the places get of their rows' gradient: a warp a slot, so that the row that its slots share comes from the
+// first-level cache but once.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    routed_spread(const float *dout, const bf16 *y, const int *places, const float *gates, bf16 *__restrict__ dy,
-                  float *__restrict__ dgates, int slots, int per_row, int width) {
+    routed_spread(const float *dout, const int *places, const float *gates, bf16 *__restrict__ dy, int slots, int per_row,
+                  int width) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int slot = blockIdx.x * (ROW_THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (slot >= slots) return;
     const int place = places[slot];
-    if (place < 0) {
-        if (lane == 0) dgates[slot] = 0.0f;
-        return;
-    }
+    if (place < 0) return;
     const float gate = gates[slot];
     const float4 *from = reinterpret_cast<const float4 *>(dout + size_t(slot / per_row) * width);
-    const uint4 *outputs = reinterpret_cast<const uint4 *>(y + size_t(place) * width);
     uint4 *to = reinterpret_cast<uint4 *>(dy + size_t(place) * width);
-    float sum = 0.0f;
 #pragma unroll 2
     for (int eight = lane; eight < width / 8; eight += WARP) {
         const float4 a = from[2 * eight], b = from[2 * eight + 1];
-        const uint4 c = outputs[eight];
-        sum = fmaf(a.x, low_half(c.x), sum), sum = fmaf(a.y, high_half(c.x), sum);
-        sum = fmaf(a.z, low_half(c.y), sum), sum = fmaf(a.w, high_half(c.y), sum);
-        sum = fmaf(b.x, low_half(c.z), sum), sum = fmaf(b.y, high_half(c.z), sum);
-        sum = fmaf(b.z, low_half(c.w), sum), sum = fmaf(b.w, high_half(c.w), sum);
         to[eight] = make_uint4(pack(gate * a.x, gate * a.y), pack(gate * a.z, gate * a.w), pack(gate * b.x, gate * b.y),
                                pack(gate * b.z, gate * b.w));
     }
-    sum = warp_sum(sum);
-    if (lane == 0) dgates[slot] = sum;
 }
 
 namespace {

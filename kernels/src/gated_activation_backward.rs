@@ -3,7 +3,7 @@
 use bytemuck::NoUninit;
 
 use crate::{
-    Activation, Form, Gpu, Result, Slice,
+    Activation, Error, Form, Gpu, Result, Slice,
     add::{int, row_grid},
     columns::{by, strided},
     launch::{Arguments, Launch},
@@ -41,6 +41,7 @@ pub struct GatedActivationBackward<'a> {
     pub activation: Activation,
 }
 
+const NAME: &str = "gated activation backward";
 /// Threads of a block at most.
 const THREADS: usize = 256;
 
@@ -50,7 +51,38 @@ const THREADS: usize = 256;
 /// # Errors
 /// A slice is too small, rows overlap, or the launch fails.
 pub fn gated_activation_backward(gpu: &Gpu, call: &GatedActivationBackward<'_>) -> Result<()> {
-    const NAME: &str = "gated activation backward";
+    let (arguments, vectors) = checked(call, 0)?;
+    let GatedActivationBackward { rows, width, .. } = *call;
+    let (name, per_row) = match vectors {
+        true => ("gated_activation_backward", width / 8),
+        false => ("gated_activation_backward_any", width),
+    };
+    // As many threads as cover a row in the fewest blocks: a row of 1,536 takes one block of 192.
+    let across = per_row.div_ceil(THREADS).max(1);
+    let threads = per_row.div_ceil(across).next_multiple_of(32).max(32);
+    let launch = Launch { grid: row_grid(per_row, threads, rows)?, threads: threads as u32, shared_bytes: 0 };
+    gpu.launch(&gpu.function("gated_activation_backward", name)?, launch, arguments)
+}
+
+/// [`gated_activation_backward`], and `dots[row]`, `[rows]` in F32: the sum of `g * y` over the row. Columns start at
+/// multiples of 16 bytes; strides and the width are multiples of 8.
+///
+/// # Errors
+/// A slice is too small or not aligned, rows overlap, or the launch fails.
+pub fn gated_activation_backward_dots(gpu: &Gpu, call: &GatedActivationBackward<'_>, dots: Slice<'_>) -> Result<()> {
+    let bytes = call.rows.checked_mul(4).ok_or(Error::SizeOverflow)?;
+    let (arguments, vectors) = checked(call, dots.expect(NAME, "the dots in bytes", bytes)?)?;
+    if !vectors {
+        let what = "dots of columns that are not aligned to eight elements".to_owned();
+        return Err(Error::Unsupported { operation: NAME, what });
+    }
+    let grid = [int(call.rows.div_ceil(THREADS / 32))? as u32, 1, 1];
+    let launch = Launch { grid, threads: THREADS as u32, shared_bytes: 0 };
+    gpu.launch(&gpu.function("gated_activation_backward", "gated_activation_backward_dots")?, launch, arguments)
+}
+
+/// The kernels' argument, and whether all of it is aligned to eight elements.
+fn checked(call: &GatedActivationBackward<'_>, dots: u64) -> Result<(Arguments, bool)> {
     let GatedActivationBackward { rows, width, .. } = *call;
     let mut vectors = width.is_multiple_of(8);
     let mut place = |columns: Columns<'_>, what: &'static str| -> Result<u64> {
@@ -58,19 +90,14 @@ pub fn gated_activation_backward(gpu: &Gpu, call: &GatedActivationBackward<'_>) 
         vectors &= by(8, Form::Bf16, address, columns.stride);
         Ok(address)
     };
-    let gate = place(call.gate, "the gate in bytes")?;
-    let up = place(call.up, "up in bytes")?;
-    let gradient = place(call.gradient, "the gradient in bytes")?;
-    let gate_gradient = place(call.gate_gradient, "the gate's gradient in bytes")?;
-    let up_gradient = place(call.up_gradient, "the gradient of up in bytes")?;
-    let product = call.product.map_or(Ok(0), |product| place(product, "the product in bytes"))?;
-    let arguments = Arguments::new().value(Call {
-        gate,
-        up,
-        gradient,
-        gate_gradient,
-        up_gradient,
-        product,
+    let argument = Call {
+        gate: place(call.gate, "the gate in bytes")?,
+        up: place(call.up, "up in bytes")?,
+        gradient: place(call.gradient, "the gradient in bytes")?,
+        gate_gradient: place(call.gate_gradient, "the gate's gradient in bytes")?,
+        up_gradient: place(call.up_gradient, "the gradient of up in bytes")?,
+        product: call.product.map_or(Ok(0), |product| place(product, "the product in bytes"))?,
+        dots,
         gate_stride: call.gate.stride as u64,
         up_stride: call.up.stride as u64,
         gradient_stride: call.gradient.stride as u64,
@@ -81,16 +108,8 @@ pub fn gated_activation_backward(gpu: &Gpu, call: &GatedActivationBackward<'_>) 
         width: int(width)?,
         activation: call.activation as i32,
         unused: 0,
-    });
-    let (name, per_row) = match vectors {
-        true => ("gated_activation_backward", width / 8),
-        false => ("gated_activation_backward_any", width),
     };
-    // As many threads as cover a row in the fewest blocks: a row of 1,536 takes one block of 192.
-    let across = per_row.div_ceil(THREADS).max(1);
-    let threads = per_row.div_ceil(across).next_multiple_of(32).max(32);
-    let launch = Launch { grid: row_grid(per_row, threads, rows)?, threads: threads as u32, shared_bytes: 0 };
-    gpu.launch(&gpu.function("gated_activation_backward", name)?, launch, arguments)
+    Ok((Arguments::new().value(argument), vectors))
 }
 
 /// The kernels' argument: `Call` in `cuda/gated_activation_backward.cu`.
@@ -103,6 +122,7 @@ struct Call {
     gate_gradient: u64,
     up_gradient: u64,
     product: u64,
+    dots: u64,
     gate_stride: u64,
     up_stride: u64,
     gradient_stride: u64,
@@ -115,5 +135,5 @@ struct Call {
     unused: i32,
 }
 
-// SAFETY: twelve integers of eight bytes, then four of four: without a gap.
+// SAFETY: thirteen integers of eight bytes, then four of four: without a gap.
 unsafe impl NoUninit for Call {}

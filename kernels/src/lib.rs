@@ -91,7 +91,9 @@ pub use embedding_backward::{EmbeddingBackward, embedding_backward, embedding_ba
 pub use error::{Error, Result};
 pub use form::Form;
 pub use gated_activation::{Activation, GatedActivation, gated_activation};
-pub use gated_activation_backward::{Columns, GatedActivationBackward, gated_activation_backward};
+pub use gated_activation_backward::{
+    Columns, GatedActivationBackward, gated_activation_backward, gated_activation_backward_dots,
+};
 pub use gated_rows_backward::{GatedRowsBackward, gated_rows_backward};
 pub use gather_rows::{GatherRows, gather_rows};
 pub use gemm::{GatedProduct, Multiply, Operand, Output, Product, gemm, gemm_gated};

@@ -2,8 +2,11 @@
 //!
 //! [`route_experts`](crate::route_experts) chooses and [`routed_sort`](crate::routed_sort) counts; [`router_losses`] adds the
 //! router's own losses to the step's and notes each expert's share; [`router_gradient`] goes back to the logits from those
-//! losses and from the gradient of the chosen experts' weights, which [`routed_spread`](crate::routed_spread) gives. A row
-//! that is padding (its ids are -1) counts nowhere.
+//! losses and from the gradient of the chosen experts' weights, for which
+//! [`gated_activation_backward_dots`](crate::gated_activation_backward_dots) gives the dots. A row that is padding (its ids are -1)
+//! counts nowhere.
+
+use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
@@ -47,19 +50,24 @@ pub struct RouterGradient<'a> {
     pub logits: Slice<'a>,
     /// `[rows, per_row]` of i32, of [`RouteExperts`](crate::RouteExperts).
     pub ids: Slice<'a>,
-    /// `[rows, per_row]` in F32: the gradient of the experts' weights.
-    pub dgates: Slice<'a>,
+    /// `[rows, per_row]` of i32, of [`RoutedSort`](crate::RoutedSort).
+    pub places: Slice<'a>,
+    /// `[rows, per_row]` in F32, of [`RouteExperts`](crate::RouteExperts).
+    pub gates: Slice<'a>,
+    /// `[rows * per_row]` in F32, by place: the gradient of a chosen expert's weight times the weight, as
+    /// [`gated_activation_backward_dots`](crate::gated_activation_backward_dots) has it of gradients that the weights multiplied.
+    pub dots: Slice<'a>,
     /// `[experts + 1]` of i32, of [`RoutedSort`](crate::RoutedSort).
     pub offsets: Slice<'a>,
     /// `[experts]` in F32, of [`RouterLosses`].
     pub shares: Slice<'a>,
     /// One F32, as in [`RouterLosses`].
     pub share: Slice<'a>,
-    /// `[rows, experts]` in F32, written; 0 in a row that is padding.
+    /// `[rows, experts]` in bfloat16, written; 0 in a row that is padding.
     pub dlogits: Slice<'a>,
-    /// The same in bfloat16, and the elements from one of its rows to the next; columns from `experts` on are set to zero up to
-    /// a multiple of eight where the row has them.
-    pub copy: Option<(Slice<'a>, usize)>,
+    /// Elements from one row of `dlogits` to the next; columns from `experts` on are set to zero up to a multiple of eight
+    /// where the row has them.
+    pub dlogits_stride: usize,
     /// Rows.
     pub rows: usize,
     /// Experts there are, at most 512.
@@ -144,44 +152,73 @@ pub fn router_losses_workspace(experts: usize) -> usize {
 /// A slice is too small, there are more than 512 experts or none, or the launch fails.
 pub fn router_gradient(gpu: &Gpu, call: &RouterGradient<'_>) -> Result<()> {
     const NAME: &str = "router gradient";
-    let RouterGradient { rows, experts, per_row, normalize, balance, z, .. } = *call;
+    let RouterGradient { dlogits_stride, rows, experts, per_row, normalize, balance, z, .. } = *call;
     let (_, name, lanes) = kernels(NAME, experts, per_row)?;
     let logits = call.logits.expect(NAME, "the logits in bytes", Form::F32.bytes(rows, experts)?)?;
     let ids = call.ids.expect(NAME, "the ids in bytes", Form::F32.bytes(rows, per_row)?)?;
-    let dgates = call.dgates.expect(NAME, "the weights' gradient in bytes", Form::F32.bytes(rows, per_row)?)?;
+    let places = call.places.expect(NAME, "the places in bytes", Form::F32.bytes(rows, per_row)?)?;
+    let gates = call.gates.expect(NAME, "the weights in bytes", Form::F32.bytes(rows, per_row)?)?;
+    let dots = call.dots.expect(NAME, "the dots in bytes", Form::F32.bytes(rows, per_row)?)?;
     let offsets = call.offsets.expect(NAME, "the offsets in bytes", 4 * (experts + 1))?;
     let shares = call.shares.expect(NAME, "the experts' shares in bytes", 4 * experts)?;
     let share = call.share.expect(NAME, "the losses' share in bytes", 4)?;
-    let dlogits = call.dlogits.expect(NAME, "the logits' gradient in bytes", Form::F32.bytes(rows, experts)?)?;
-    let (copy, copy_stride) = match call.copy {
-        Some((_, stride)) if stride < experts => {
-            return Err(Error::Shape { operation: NAME, what: "the copy's stride", expected: experts, found: stride });
-        }
-        Some((copy, stride)) => (copy.expect(NAME, "the copy in bytes", Form::Bf16.bytes(rows, stride)?)?, stride),
-        None => (0, 0),
-    };
+    if dlogits_stride < experts {
+        let what = "the stride of the logits' gradient";
+        return Err(Error::Shape { operation: NAME, what, expected: experts, found: dlogits_stride });
+    }
+    let dlogits =
+        call.dlogits.expect(NAME, "the logits' gradient in bytes", Form::Bf16.bytes(rows, dlogits_stride)?)?;
     let rows_of_block = GRADIENT_THREADS / lanes;
     int(rows + rows_of_block)?;
-    let arguments = Arguments::new()
-        .u64(logits)
-        .u64(ids)
-        .u64(dgates)
-        .u64(offsets)
-        .u64(shares)
-        .u64(share)
-        .u64(dlogits)
-        .u64(copy)
-        .i32(int(copy_stride)?)
-        .i32(int(rows)?)
-        .i32(int(experts)?)
-        .i32(int(per_row)?)
-        .i32(i32::from(normalize))
-        .f32(balance)
-        .f32(z);
+    let arguments = Arguments::new().value(RouterGradientCall {
+        logits,
+        ids,
+        places,
+        gates,
+        dots,
+        offsets,
+        shares,
+        share,
+        dlogits,
+        dlogits_stride: int(dlogits_stride)?,
+        rows: int(rows)?,
+        experts: int(experts)?,
+        per_row: int(per_row)?,
+        normalize: i32::from(normalize),
+        balance,
+        z,
+        unused: 0,
+    });
     let grid = [rows.div_ceil(rows_of_block) as u32, 1, 1];
     let launch = Launch { grid, threads: GRADIENT_THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("route_training", name)?, launch, arguments)
 }
+
+/// The kernels' argument: `RouterGradient` in `cuda/route_training.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RouterGradientCall {
+    logits: u64,
+    ids: u64,
+    places: u64,
+    gates: u64,
+    dots: u64,
+    offsets: u64,
+    shares: u64,
+    share: u64,
+    dlogits: u64,
+    dlogits_stride: i32,
+    rows: i32,
+    experts: i32,
+    per_row: i32,
+    normalize: i32,
+    balance: f32,
+    z: f32,
+    unused: i32,
+}
+
+// SAFETY: nine integers of eight bytes, then eight numbers of four: without a gap.
+unsafe impl NoUninit for RouterGradientCall {}
 
 /// The names of the kernels for this many experts, and the lanes of a row.
 fn kernels(operation: &'static str, experts: usize, per_row: usize) -> Result<(&'static str, &'static str, usize)> {

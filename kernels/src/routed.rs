@@ -114,7 +114,7 @@ pub struct RoutedCombine<'a> {
     pub width: usize,
 }
 
-const SORT_THREADS: u32 = 1024;
+const SORT_THREADS: usize = 1024;
 const COMBINE_THREADS: usize = 128;
 /// Columns of a block's tile, and of the two matrices of a gated one: as in `gemm/tile.cuh`.
 pub(crate) const COLUMNS: usize = 128;
@@ -130,6 +130,9 @@ pub fn routed_sort(gpu: &Gpu, call: &RoutedSort<'_>) -> Result<()> {
     const NAME: &str = "sorting rows by expert";
     let RoutedSort { rows, per_row, experts, .. } = *call;
     let slots = slots(NAME, rows, per_row, experts)?;
+    // As many parts as the card runs at once, two blocks a multiprocessor: each part's blocks read all ids.
+    let most_parts = (2 * gpu.properties().multiprocessors as usize / experts).max(1);
+    let part_slots = slots.div_ceil(most_parts).next_multiple_of(SORT_THREADS).max(SORT_THREADS);
     let arguments = Arguments::new()
         .u64(call.ids.expect(NAME, "the ids in bytes", slots * 4)?)
         .u64(call.places.expect(NAME, "the places in bytes", slots * 4)?)
@@ -137,8 +140,10 @@ pub fn routed_sort(gpu: &Gpu, call: &RoutedSort<'_>) -> Result<()> {
         .u64(call.offsets.expect(NAME, "the offsets in bytes", (experts + 1) * 4)?)
         .i32(int(NAME, slots)?)
         .i32(int(NAME, per_row.max(1))?)
-        .i32(int(NAME, experts)?);
-    let launch = Launch { grid: [experts as u32, 1, 1], threads: SORT_THREADS, shared_bytes: 0 };
+        .i32(int(NAME, experts)?)
+        .i32(int(NAME, part_slots)?);
+    let grid = [experts as u32, slots.div_ceil(part_slots).max(1) as u32, 1];
+    let launch = Launch { grid, threads: SORT_THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("routed", "routed_sort")?, launch, arguments)
 }
 

@@ -4,7 +4,7 @@
 //! [`grouped_product`] multiplies the places of each expert by its matrix; [`grouped_input_gradient`] and
 //! [`grouped_weight_gradient`] go back through that. [`routed_sum`] adds up what a row's places hold: the experts' outputs
 //! by their gates on the way forward, their inputs' gradients on the way back; [`routed_spread`] brings a row's gradient to
-//! its places and its gates. How many places an expert has is known on the device alone: every grid is as large as can be
+//! its places. How many places an expert has is known on the device alone: every grid is as large as can be
 //! needed, so a launch can be captured and replayed with other routes.
 
 use crate::{
@@ -115,16 +115,12 @@ pub struct GroupedWeightGradient<'a> {
 pub struct RoutedSpread<'a> {
     /// `[rows, width]` in F32: the gradient of what [`routed_sum`] wrote.
     pub dout: Slice<'a>,
-    /// `[places, width]` bfloat16: the experts' outputs.
-    pub y: Slice<'a>,
     /// `[rows, per_row]` of i32, of [`RoutedSort`](crate::RoutedSort): the place of each slot, or -1.
     pub places: Slice<'a>,
     /// `[rows, per_row]` in F32.
     pub gates: Slice<'a>,
-    /// `[places, width]` bfloat16, written: the gradient of `y`.
+    /// `[places, width]` bfloat16, written: the gradient of what was added up.
     pub dy: Slice<'a>,
-    /// `[rows, per_row]` in F32, written: the gradient of `gates`; 0 for a slot without a place.
-    pub dgates: Slice<'a>,
     /// Rows.
     pub rows: usize,
     /// Experts of a row.
@@ -276,7 +272,7 @@ pub fn grouped_weight_gradient_workspace(
     Pieces::of(gpu, places, experts, outputs, inputs).bytes(outputs, inputs)
 }
 
-/// `dy[p] = gates[i, j] dout[i]` and `dgates[i, j] = dout[i] . y[p]`, where p is the place of slot (i, j).
+/// `dy[p] = gates[i, j] dout[i]`, where p is the place of slot (i, j).
 ///
 /// # Errors
 /// A slice is too short, an address or the width is not aligned, a size does not fit, or the driver fails.
@@ -287,11 +283,9 @@ pub fn routed_spread(gpu: &Gpu, call: &RoutedSpread<'_>) -> Result<()> {
     multiple(NAME, "the width (needed: a multiple of)", width, 8)?;
     let arguments = Arguments::new()
         .u64(result(NAME, call.dout, rows, width, width, 4)?)
-        .u64(result(NAME, call.y, slots, width, width, 2)?)
         .u64(call.places.expect(NAME, "the places in bytes", slots * 4)?)
         .u64(call.gates.expect(NAME, "the gates in bytes", slots * 4)?)
         .u64(result(NAME, call.dy, slots, width, width, 2)?)
-        .u64(call.dgates.expect(NAME, "the gates' gradients in bytes", slots * 4)?)
         .i32(int(NAME, slots)?)
         .i32(int(NAME, per_row)?)
         .i32(int(NAME, width)?);

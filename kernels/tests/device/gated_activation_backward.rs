@@ -1,9 +1,12 @@
-//! Gradients of gated activations, of columns of one buffer, in place and not, and the product made again.
+//! Gradients of gated activations, of columns of one buffer, in place and not, the product made again, and the
+//! sums of gradients times products.
 
-use ironloom_kernels::{Activation, Columns, Form, GatedActivationBackward, Gpu, gated_activation_backward};
+use ironloom_kernels::{
+    Activation, Columns, Form, GatedActivationBackward, Gpu, gated_activation_backward, gated_activation_backward_dots,
+};
 
 use crate::{
-    gpu, relative_error,
+    buffer, gpu, read_f32, relative_error,
     rows::{Rows, bound, same_bits},
 };
 
@@ -71,6 +74,51 @@ fn gradients_equal_double_precision() {
             let new = run(&gpu, rows, width, gap, activation, false);
             let in_place = run(&gpu, rows, width, gap, activation, true);
             assert!(new.iter().zip(&in_place).all(|(new, in_place)| same_bits(new, in_place)));
+        }
+    }
+}
+
+#[test]
+fn dots_equal_double_precision_and_what_is_beside_them_the_plain_kernel() {
+    let Some(gpu) = gpu() else { return };
+    for (rows, width, gap) in [(3, 8, 0), (37, 352, 352), (300, 264, 8), (9, 2056, 0)] {
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let shape = [rows, width, width + gap];
+            let (gate, gates) = Rows::normals(&gpu, Form::Bf16, shape, 1, 3.0);
+            let (up, ups) = Rows::normals(&gpu, Form::Bf16, shape, 2, 1.0);
+            let (gradient, gradients) = Rows::normals(&gpu, Form::Bf16, [rows, width, width + 8], 3, 1.0);
+            let out = [(); 2].map(|()| Rows::poisoned(&gpu, Form::Bf16, shape));
+            let dots = buffer(&gpu, rows * 4);
+            // The product takes the place of the gradient.
+            let call = GatedActivationBackward {
+                gate: columns(&gate),
+                up: columns(&up),
+                gradient: columns(&gradient),
+                gate_gradient: columns(&out[0]),
+                up_gradient: columns(&out[1]),
+                product: Some(columns(&gradient)),
+                rows,
+                width,
+                activation,
+            };
+            gated_activation_backward_dots(&gpu, &call, dots.slice()).unwrap();
+            let plain = run(&gpu, rows, width, gap, activation, false);
+            for (out, plain) in [&out[0], &out[1], &gradient].into_iter().zip(&plain) {
+                assert!(same_bits(&out.read(&gpu), plain), "{rows} x {width}, {activation:?}");
+            }
+            let products = gates.iter().zip(&ups).zip(&gradients);
+            let products: Vec<f64> = products
+                .map(|((&x, &up), &g)| exact(f64::from(x), activation).0 * f64::from(up) * f64::from(g))
+                .collect();
+            let expected: Vec<f64> = products.chunks_exact(width).map(|row| row.iter().sum()).collect();
+            let error = relative_error(&read_f32(&gpu, &dots, rows), &expected);
+            assert!(error < 2e-5, "{rows} x {width}, {activation:?}: {error:e}");
+            for wrong in [
+                GatedActivationBackward { width: width - 1, ..call },
+                GatedActivationBackward { rows: rows + 40, ..call },
+            ] {
+                assert!(gated_activation_backward_dots(&gpu, &wrong, dots.slice()).is_err());
+            }
         }
     }
 }

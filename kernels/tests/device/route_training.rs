@@ -7,8 +7,7 @@ use ironloom_kernels::{
 };
 
 use crate::{
-    buffer, gemm::seconds, gpu, normals, read_bf16, read_f32, read_i32, relative_error, round_bf16, upload_f32,
-    upload_i32,
+    buffer, gemm::seconds, gpu, normals, read_bf16, read_f32, read_i32, relative_error, upload_f32, upload_i32,
 };
 
 #[derive(Clone, Copy)]
@@ -34,12 +33,12 @@ struct Found {
     ids: Vec<i32>,
     side_loss: f64,
     shares: Vec<f32>,
+    /// With what stands behind each row.
     dlogits: Vec<f32>,
-    copy: Vec<f32>,
 }
 
-/// Elements of a row of the copy: one more piece of eight than it needs.
-fn copy_stride(experts: usize) -> usize {
+/// Elements of a row of the logits' gradient: one more piece of eight than it needs.
+fn stride_of(experts: usize) -> usize {
     experts.next_multiple_of(8) + 8
 }
 
@@ -47,7 +46,7 @@ fn run(gpu: &Gpu, case: &Case, logits: &[f32], dgates: &[f32]) -> Found {
     let Case { rows, experts, per_row, normalize, balance, z } = *case;
     let slots = rows * per_row;
     let positions: Vec<i32> = (0..rows).map(|row| if is_padding(row) { -1 } else { row as i32 }).collect();
-    let (logits, dgates, positions) = (upload_f32(gpu, logits), upload_f32(gpu, dgates), upload_i32(gpu, &positions));
+    let (logits, positions) = (upload_f32(gpu, logits), upload_i32(gpu, &positions));
     let (ids, gates) = (buffer(gpu, slots * 4), buffer(gpu, slots * 4));
     let call = RouteExperts {
         logits: logits.slice(),
@@ -88,17 +87,26 @@ fn run(gpu: &Gpu, case: &Case, logits: &[f32], dgates: &[f32]) -> Found {
         z,
     };
     router_losses(gpu, &call).unwrap();
-    let (dlogits, stride) = (buffer(gpu, rows * experts * 4), copy_stride(experts));
-    let copy = buffer(gpu, rows * stride * 2);
+    // The gradients of the weights by place, times the weights.
+    let (host_places, host_gates) = (read_i32(gpu, &places, slots), read_f32(gpu, &gates, slots));
+    let mut by_place = vec![f32::NAN; slots];
+    for ((&place, gate), dgate) in host_places.iter().zip(host_gates).zip(dgates).filter(|((place, _), _)| **place >= 0)
+    {
+        by_place[place as usize] = gate * dgate;
+    }
+    let (dots, stride) = (upload_f32(gpu, &by_place), stride_of(experts));
+    let dlogits = buffer(gpu, rows * stride * 2);
     let call = RouterGradient {
         logits: logits.slice(),
         ids: ids.slice(),
-        dgates: dgates.slice(),
+        places: places.slice(),
+        gates: gates.slice(),
+        dots: dots.slice(),
         offsets: offsets.slice(),
         shares: shares.slice(),
         share: share.slice(),
         dlogits: dlogits.slice(),
-        copy: Some((copy.slice(), stride)),
+        dlogits_stride: stride,
         rows,
         experts,
         per_row,
@@ -113,8 +121,7 @@ fn run(gpu: &Gpu, case: &Case, logits: &[f32], dgates: &[f32]) -> Found {
         ids: read_i32(gpu, &ids, slots),
         side_loss: f64::from_ne_bytes(loss),
         shares: read_f32(gpu, &shares, experts),
-        dlogits: read_f32(gpu, &dlogits, rows * experts),
-        copy: read_bf16(gpu, &copy, rows * stride),
+        dlogits: read_bf16(gpu, &dlogits, rows * stride),
     }
 }
 
@@ -189,20 +196,21 @@ fn losses_and_gradients_agree_with_double_precision() {
                 assert!((loss - expected.loss).abs() < 2e-6 * expected.loss, "{name}: {loss} {}", expected.loss);
                 let error = relative_error(&found.shares, &expected.shares);
                 assert!(error < 1e-6, "{name}: shares {error:.2e}");
+                let stride = stride_of(experts);
+                let mut dlogits = Vec::with_capacity(rows * experts);
+                for (row, found) in found.dlogits.chunks_exact(stride).enumerate() {
+                    let (found, behind) = found.split_at(experts);
+                    assert!(!is_padding(row) || found.iter().all(|&g| g == 0.0), "{name}: row {row} is padding");
+                    let (zeros, kept) = behind.split_at(experts.next_multiple_of(8) - experts);
+                    assert!(zeros.iter().all(|&x| x == 0.0) && kept.iter().all(|x| x.is_nan()), "{name}: row {row}");
+                    dlogits.extend_from_slice(found);
+                }
                 // What is left of a sum whose terms cancel, where every expert is chosen, has few bits.
                 let terms: f64 = expected.dlogits.iter().map(|g| g * g).sum::<f64>().sqrt();
-                let difference = found.dlogits.iter().zip(&expected.dlogits);
+                let difference = dlogits.iter().zip(&expected.dlogits);
                 let difference = difference.map(|(&f, &e)| (f64::from(f) - e).powi(2)).sum::<f64>().sqrt();
                 let floor = 5e-7 * f64::from(gates + SHARE / rows as f32) * (rows as f64).sqrt();
-                assert!(difference < 5e-6 * terms + floor, "{name}: {difference:.2e} of {terms:.2e}");
-                let stride = copy_stride(experts);
-                for (row, copy) in found.copy.chunks_exact(stride).enumerate() {
-                    let dlogits = &found.dlogits[row * experts..][..experts];
-                    assert!(!is_padding(row) || dlogits.iter().all(|&g| g == 0.0), "{name}: row {row} is padding");
-                    assert!(copy.iter().zip(dlogits).all(|(&copy, &g)| copy == round_bf16(g)), "{name}: row {row}");
-                    let (zeros, kept) = copy[experts..].split_at(experts.next_multiple_of(8) - experts);
-                    assert!(zeros.iter().all(|&x| x == 0.0) && kept.iter().all(|x| x.is_nan()), "{name}: row {row}");
-                }
+                assert!(difference < 3e-3 * terms + floor, "{name}: {difference:.2e} of {terms:.2e}");
                 let again = run(&gpu, &case, &logits, &dgates);
                 let same = again.dlogits.iter().zip(&found.dlogits).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same && again.side_loss.to_bits() == found.side_loss.to_bits(), "{name}: two runs");
@@ -243,12 +251,14 @@ fn what_a_router_cannot_be_is_refused() {
     let gradient = RouterGradient {
         logits: slice,
         ids: slice,
-        dgates: slice,
+        places: slice,
+        gates: slice,
+        dots: slice,
         offsets: slice,
         shares: slice,
         share: slice,
         dlogits: slice,
-        copy: Some((slice, 8)),
+        dlogits_stride: 8,
         rows: 4,
         experts: 8,
         per_row: 2,
@@ -257,8 +267,8 @@ fn what_a_router_cannot_be_is_refused() {
         z: 1.0,
     };
     for wrong in [
-        RouterGradient { copy: Some((slice, 7)), ..gradient },
-        RouterGradient { copy: Some((slice.part(0, 32).unwrap(), 8)), ..gradient },
+        RouterGradient { dlogits_stride: 7, ..gradient },
+        RouterGradient { dlogits: slice.part(0, 32).unwrap(), ..gradient },
         RouterGradient { experts: 600, ..gradient },
         RouterGradient { per_row: 0, ..gradient },
     ] {
@@ -278,7 +288,7 @@ fn speed_of_a_router_in_training() {
             (buffer(&gpu, slots * 4), buffer(&gpu, slots * 4), buffer(&gpu, (experts + 1) * 4));
         let (share, side_loss) = (upload_f32(&gpu, &[1.0]), upload_f32(&gpu, &[0.0, 0.0]));
         let (shares, workspace) = (buffer(&gpu, experts * 4), buffer(&gpu, router_losses_workspace(experts)));
-        let (dgates, dlogits) = (upload_f32(&gpu, &vec![0.5; slots]), buffer(&gpu, rows * experts * 4));
+        let (dots, dlogits) = (upload_f32(&gpu, &vec![0.5; slots]), buffer(&gpu, rows * experts * 2));
         let route = RouteExperts {
             logits: logits.slice(),
             positions: None,
@@ -315,12 +325,14 @@ fn speed_of_a_router_in_training() {
         let gradient = RouterGradient {
             logits: logits.slice(),
             ids: ids.slice(),
-            dgates: dgates.slice(),
+            places: places.slice(),
+            gates: gates.slice(),
+            dots: dots.slice(),
             offsets: offsets.slice(),
             shares: shares.slice(),
             share: share.slice(),
             dlogits: dlogits.slice(),
-            copy: None,
+            dlogits_stride: experts,
             rows,
             experts,
             per_row,

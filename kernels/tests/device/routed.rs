@@ -72,7 +72,9 @@ fn sort(gpu: &Gpu, layer: &Layer, ids: &[i32]) -> Sorted {
 #[test]
 fn places_are_those_of_a_stable_sort() {
     let Some(gpu) = gpu() else { return };
-    for (rows, per_row, experts) in [(1, 1, 2), (17, 2, 8), (700, 8, 128), (3000, 4, 60), (2048, 8, 512)] {
+    for (rows, per_row, experts) in
+        [(1, 1, 2), (17, 2, 8), (700, 8, 128), (3000, 4, 60), (2048, 8, 512), (32_768, 2, 8), (5000, 1, 3)]
+    {
         let layer = Layer { rows, per_row, experts, width: 8, inner: 8 };
         let ids = routes(&layer);
         let sorted = sort(&gpu, &layer, &ids);

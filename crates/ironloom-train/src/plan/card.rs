@@ -152,14 +152,14 @@ impl Pass<'_> {
         let by_place = |width: usize| bytes(places, HALF * width);
         let shared = experts.shared.map_or(0, |shared| dense(shared.width));
         let gated = experts.shared.is_some_and(|shared| shared.gated);
-        // Experts, weights, places and rows of each place; the router's logits; gate and up; what experts give.
-        let kept = 4 * bytes(places, WORD) + self.buffer(WORD, experts.count) + by_place(2 * inner) + by_place(width);
-        // Their product, and the rows with what the shared expert gave.
-        let passing = by_place(inner) + self.buffer(WORD, width);
-        // Gradients of what experts give, of their product with the product again, of gate and up; their inputs picked anew;
+        // Experts, weights, places and rows of each place; the router's logits; gate and up.
+        let kept = 4 * bytes(places, WORD) + self.buffer(WORD, experts.count) + by_place(2 * inner);
+        // Their product, what experts give, and the rows with what the shared expert gave.
+        let passing = by_place(inner) + by_place(width) + self.buffer(WORD, width);
+        // Gradients of what experts give, of their product, which takes its place, of gate and up; their inputs picked anew;
         // the gradients of weights and of the router's logits.
-        let routed = 2 * by_place(width) + 2 * by_place(inner) + by_place(2 * inner) + bytes(places, WORD);
-        let logits = self.buffer(WORD, experts.count) + self.buffer(HALF, experts.count.next_multiple_of(8));
+        let routed = 2 * by_place(width) + by_place(inner) + by_place(2 * inner) + bytes(places, WORD);
+        let logits = self.buffer(HALF, experts.count.next_multiple_of(8));
         Part {
             kept: kept + shared + if gated { self.buffer(WORD, width) } else { 0 },
             passing,

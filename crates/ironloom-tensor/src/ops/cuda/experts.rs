@@ -7,9 +7,9 @@ use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice};
 
 use super::{
     super::{Activation, ExpertWeights, RoutedTraining, RouterLosses},
-    rows::columns,
+    rows::{self, columns},
 };
-use crate::{Context, Error, Gradients, Result, Tape, Tensor, Weight, error::expect_shape, tape::Slot};
+use crate::{Context, Error, Gradients, Result, Tape, Tensor, Weight, error::expect_shape, kept::Kept, tape::Slot};
 
 const NAME: &str = "routed experts";
 
@@ -103,44 +103,33 @@ pub(in crate::ops) fn routed(
     let halves = Tensor::allocate(gpu, Form::Bf16, [slots, 2 * inner], NAME)?;
     let sources = Some(routes.sources.slice());
     product(input.cuda(NAME, Form::Bf16)?, n, sources, stacks.gate_up()?, &halves, 2 * inner, width)?;
-    let product_of_halves = Tensor::allocate(gpu, Form::Bf16, [slots, inner], NAME)?;
-    let [gate, up] = [halves.columns(0..inner)?, halves.columns(inner..2 * inner)?];
-    let (gate_rows, up_rows) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
-    let gated = kernels::GatedActivation {
-        gate: gate_rows.slice,
-        gate_stride: gate_rows.stride,
-        up: up_rows.slice,
-        up_stride: up_rows.stride,
-        input_form: Form::Bf16,
-        out: product_of_halves.cuda(NAME, Form::Bf16)?,
-        form: Form::Bf16,
-        rows: slots,
-        width: inner,
-        activation: activation.kernel(),
-    };
-    kernels::gated_activation(gpu, &gated)?;
-    let outputs = Tensor::allocate(gpu, Form::Bf16, [slots, width], NAME)?;
-    product(product_of_halves.cuda(NAME, Form::Bf16)?, slots, None, stacks.down()?, &outputs, width, inner)?;
-    drop(product_of_halves);
     let out = Tensor::allocate(gpu, Form::F32, [n, width], NAME)?;
-    let sum = kernels::RoutedSum {
-        y: outputs.cuda(NAME, Form::Bf16)?,
-        places: routes.places.slice(),
-        gates: Some(routes.gates.slice()),
-        before: Some(residual.cuda(NAME, Form::F32)?),
-        out: out.cuda(NAME, Form::F32)?,
-        form: Form::F32,
-        rows: n,
-        per_row,
-        width,
-    };
-    kernels::routed_sum(gpu, &sum)?;
+    if !cx.is_unread() {
+        let [gate, up] = [halves.columns(0..inner)?, halves.columns(inner..2 * inner)?];
+        let gated = rows::gated_activation(gpu, [&gate, &up], activation, Form::Bf16)?;
+        let outputs = Tensor::allocate(gpu, Form::Bf16, [slots, width], NAME)?;
+        product(gated.cuda(NAME, Form::Bf16)?, slots, None, stacks.down()?, &outputs, width, inner)?;
+        drop(gated);
+        let sum = kernels::RoutedSum {
+            y: outputs.cuda(NAME, Form::Bf16)?,
+            places: routes.places.slice(),
+            gates: Some(routes.gates.slice()),
+            before: Some(residual.cuda(NAME, Form::F32)?),
+            out: out.cuda(NAME, Form::F32)?,
+            form: Form::F32,
+            rows: n,
+            per_row,
+            width,
+        };
+        kernels::routed_sum(gpu, &sum)?;
+    }
 
     let Some((tape, [to_residual, to_x, to_logits])) = cx.slots([residual, x, logits]) else { return Ok(out) };
     let share = match figures {
         Some(figures) => figures.clone(),
         None => return Err(Error::NoGradient { operation: NAME }),
     };
+    let slots = stacks.slots(tape);
     let back = Back {
         gpu: gpu.clone(),
         rows: n,
@@ -149,13 +138,13 @@ pub(in crate::ops) fn routed(
         normalize,
         losses,
         activation,
-        slots: stacks.slots(tape),
+        // Only the gradients of weights need the input.
+        input: slots.iter().flatten().any(Option::is_some).then(|| input.kept()),
+        slots,
         stacks,
         routes,
         shares,
-        input,
         halves,
-        outputs,
         logits: logits.clone(),
     };
     tape.record(&out, move |gradient, gradients| {
@@ -250,13 +239,12 @@ struct Back {
     normalize: bool,
     losses: RouterLosses,
     activation: Activation,
+    input: Option<Kept>,
     slots: Vec<ExpertSlots>,
     stacks: Stacks,
     routes: Routes,
     shares: Tensor,
-    input: Tensor,
     halves: Tensor,
-    outputs: Tensor,
     logits: Tensor,
 }
 
@@ -270,14 +258,11 @@ impl Back {
     ) -> Result<()> {
         let (gpu, places, inner) = (&self.gpu, self.rows * self.per_row, self.stacks.inner);
         let d_outputs = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
-        let d_gates = gpu.allocate(4 * places, NAME)?;
         let spread = kernels::RoutedSpread {
             dout: gradient.cuda(NAME, Form::F32)?,
-            y: self.outputs.cuda(NAME, Form::Bf16)?,
             places: self.routes.places.slice(),
             gates: self.routes.gates.slice(),
             dy: d_outputs.cuda(NAME, Form::Bf16)?,
-            dgates: d_gates.slice(),
             rows: self.rows,
             per_row: self.per_row,
             width: self.width,
@@ -286,24 +271,25 @@ impl Back {
         let d_product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
         self.input_gradient(&d_outputs, self.stacks.down()?, &d_product)?;
         let d_halves = Tensor::allocate(gpu, Form::Bf16, [places, 2 * inner], NAME)?;
-        let product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
+        let dots = gpu.allocate(4 * places, NAME)?;
         let part = |whole: &Tensor, number: usize| whole.columns(number * inner..(number + 1) * inner);
         let [gate, up] = [part(&self.halves, 0)?, part(&self.halves, 1)?];
         let [d_gate, d_up] = [part(&d_halves, 0)?, part(&d_halves, 1)?];
+        // The product takes the place of its gradient.
         let gated = kernels::GatedActivationBackward {
             gate: columns(gate.cuda_rows(NAME)?),
             up: columns(up.cuda_rows(NAME)?),
             gradient: columns(d_product.cuda_rows(NAME)?),
             gate_gradient: columns(d_gate.cuda_rows(NAME)?),
             up_gradient: columns(d_up.cuda_rows(NAME)?),
-            product: Some(columns(product.cuda_rows(NAME)?)),
+            product: Some(columns(d_product.cuda_rows(NAME)?)),
             rows: places,
             width: inner,
             activation: self.activation.kernel(),
         };
-        kernels::gated_activation_backward(gpu, &gated)?;
-        self.weight_gradients(&d_outputs, &product, &d_halves, gradients)?;
-        drop((d_outputs, product, d_product));
+        kernels::gated_activation_backward_dots(gpu, &gated, dots.slice())?;
+        self.weight_gradients(&d_outputs, &d_product, &d_halves, gradients)?;
+        drop((d_outputs, d_product));
         if let Some(slot) = to_x {
             let d_places = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
             self.input_gradient(&d_halves, self.stacks.gate_up()?, &d_places)?;
@@ -326,17 +312,18 @@ impl Back {
         if let Some(slot) = to_logits {
             let count = self.slots.len();
             let stride = count.next_multiple_of(8);
-            let d_logits = Tensor::allocate(gpu, Form::F32, [self.rows, count], NAME)?;
-            let rounded = Tensor::allocate(gpu, Form::Bf16, [self.rows, stride], NAME)?;
+            let d_logits = Tensor::allocate(gpu, Form::Bf16, [self.rows, stride], NAME)?;
             let call = kernels::RouterGradient {
                 logits: self.logits.cuda(NAME, Form::F32)?,
                 ids: self.routes.ids.slice(),
-                dgates: d_gates.slice(),
+                places: self.routes.places.slice(),
+                gates: self.routes.gates.slice(),
+                dots: dots.slice(),
                 offsets: self.routes.offsets.slice(),
                 shares: self.shares.cuda(NAME, Form::F32)?,
                 share,
-                dlogits: d_logits.cuda(NAME, Form::F32)?,
-                copy: Some((rounded.cuda(NAME, Form::Bf16)?, stride)),
+                dlogits: d_logits.cuda(NAME, Form::Bf16)?,
+                dlogits_stride: stride,
                 rows: self.rows,
                 experts: count,
                 per_row: self.per_row,
@@ -345,7 +332,7 @@ impl Back {
                 z: self.losses.z,
             };
             kernels::router_gradient(gpu, &call)?;
-            gradients.put(slot, rounded.columns(0..count)?);
+            gradients.put(slot, d_logits.columns(0..count)?);
         }
         Ok(())
     }
@@ -387,13 +374,14 @@ impl Back {
                 }
             }
         }
-        let [(gate, first), _, (down, _)] = &first_places[..] else { return Ok(()) };
+        let ([(gate, first), _, (down, _)], Some(input)) = (&first_places[..], &self.input) else { return Ok(()) };
+        let input = input.get()?;
         let output = if *first { Output::F32 } else { Output::AddF32 };
         // The inputs by place: rows are picked anew rather than kept.
         let picked = Tensor::allocate(&self.gpu, Form::Bf16, [self.rows * self.per_row, self.width], NAME)?;
         // Two numbers in bfloat16 move as one of the kernel's.
         let gather = kernels::GatherRows {
-            x: self.input.cuda(NAME, Form::Bf16)?,
+            x: input.cuda(NAME, Form::Bf16)?,
             x_rows: self.rows,
             rows: self.routes.sources.slice(),
             out: picked.cuda(NAME, Form::Bf16)?,
