@@ -110,16 +110,15 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     {
         return launch(gpu, format, Kernel::Rows16Paired, PAIRED_WARPS, [blocks, 1], Arguments::new().value(product));
     }
-    let kernel = match n {
-        ..=4 => Kernel::Rows4,
-        5..=8 => Kernel::Rows8,
-        9..=16 => Kernel::Rows16,
-        _ => Kernel::Rows32,
-    };
-    // Blocks of the same matrices for further rows run beside the first, so that weights come from memory once.
-    let groups = n.div_ceil(32);
-    let at_once = gpu.properties().multiprocessors as usize * team.blocks_of_multiprocessor() / groups;
-    let blocks = tasks.div_ceil(team.of_block()).min(at_once.max(1));
+    // Rows past a kernel's go to blocks of the same matrices beside the first, so that weights come from memory once. Where
+    // those fit on the card too, few rows a block are faster: a warp waits less for its operands.
+    let (blocks, at_once) =
+        (tasks.div_ceil(team.of_block()), gpu.properties().multiprocessors as usize * team.blocks_of_multiprocessor());
+    let kernels = [Kernel::Rows4, Kernel::Rows8, Kernel::Rows16, Kernel::Rows32];
+    let fits = |kernel: &Kernel| n <= kernel.rows() || blocks * n.div_ceil(kernel.rows()) <= at_once;
+    let kernel = kernels.into_iter().find(fits).unwrap_or(Kernel::Rows32);
+    let groups = n.div_ceil(kernel.rows());
+    let blocks = blocks.min((at_once / groups).max(1));
     launch(gpu, format, kernel, team.warps_of_block(), [blocks, groups], Arguments::new().value(product))
 }
 
@@ -441,6 +440,11 @@ impl Kernel {
             TileFormat::Q4_K => names!(self, "linear_q4_k"),
             TileFormat::Q6_K => names!(self, "linear_q6_k"),
         }
+    }
+
+    /// Rows of x in a block.
+    fn rows(self) -> usize {
+        4 * self.groups()
     }
 
     /// Groups of four rows of x in a block.

@@ -116,46 +116,48 @@ fn products_are_those_of_the_weights_and_ignore_the_other_rows() {
     }
 }
 
-/// Sixteen rows take two row tiles to a warp where those fill the card.
+/// As many rows go to a block as it takes to have all blocks on the card at once; sixteen rows take two row tiles to a
+/// warp where those fill the card.
 #[test]
-fn many_row_tiles_have_the_same_bits_for_sixteen_rows() {
+fn matrices_that_fill_the_card_have_the_same_bits_for_any_number_of_rows() {
     let Some(gpu) = gpu() else { return };
-    // An odd number of tiles, the last one with nine rows.
-    let rows = 16 * (12 * gpu.properties().multiprocessors as usize + 1) - 7;
-    for (dtype, format) in [FORMATS[0], FORMATS[2], FORMATS[4], FORMATS[7]] {
+    for (dtype, format) in FORMATS {
         let cols = if dtype.block_elements() == 256 { 512 } else { 576 };
-        let case = packed(dtype, format, rows, cols);
-        let matrix = upload(&gpu, &case);
-        let x = normals(1, 16 * cols);
-        let (bias, before) = (normals(2, rows), normals(3, 16 * rows));
-        let device_bias = upload_f32(&gpu, &bias);
-        let one = Matrix { weights: matrix.slice(), rows, bias: Some(device_bias.slice()), column: 0 };
-        for (then, matrices) in [(Then::Add, &[one][..]), (Then::Gated(Activation::Silu), &[one, one][..])] {
-            let run = |first: usize, n: usize| {
-                let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
-                let out = upload_f32(&gpu, &before[first * rows..][..n * rows]);
-                let call = Linear {
-                    x: device_x.slice(),
-                    n,
-                    cols,
-                    format: tile_format(&case),
-                    matrices,
-                    then,
-                    out: out.slice(),
-                    width: rows,
+        // The last tile has nine rows; the second number of tiles is odd.
+        for tiles in [8, 12].map(|tiles| tiles * gpu.properties().multiprocessors as usize + tiles / 12) {
+            let rows = 16 * tiles - 7;
+            let case = packed(dtype, format, rows, cols);
+            let matrix = upload(&gpu, &case);
+            let x = normals(1, 33 * cols);
+            let (bias, before) = (normals(2, rows), normals(3, 33 * rows));
+            let device_bias = upload_f32(&gpu, &bias);
+            let one = Matrix { weights: matrix.slice(), rows, bias: Some(device_bias.slice()), column: 0 };
+            for (then, matrices) in [(Then::Add, &[one][..]), (Then::Gated(Activation::Silu), &[one, one][..])] {
+                let run = |first: usize, n: usize| {
+                    let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
+                    let out = upload_f32(&gpu, &before[first * rows..][..n * rows]);
+                    let call = Linear {
+                        x: device_x.slice(),
+                        n,
+                        cols,
+                        format: tile_format(&case),
+                        matrices,
+                        then,
+                        out: out.slice(),
+                        width: rows,
+                    };
+                    linear(&gpu, &call).unwrap();
+                    bits(&match then {
+                        Then::Gated(_) => read_split(&gpu, &out, n, rows),
+                        _ => read_f32(&gpu, &out, n * rows),
+                    })
                 };
-                linear(&gpu, &call).unwrap();
-                bits(&match then {
-                    Then::Gated(_) => read_split(&gpu, &out, n, rows),
-                    _ => read_f32(&gpu, &out, n * rows),
-                })
-            };
-            let all = run(0, 16);
-            for (first, n) in [(0, 4), (4, 8), (12, 3), (15, 1)] {
-                let same = run(first, n) == all[first * rows..][..n * rows];
-                assert!(same, "{:?}, {n} of sixteen rows, {then:?}", case.layout);
+                let all = run(0, 33);
+                for (first, n) in [(0, 4), (4, 8), (12, 3), (15, 1), (3, 13), (17, 16), (5, 17), (1, 32)] {
+                    let same = run(first, n) == all[first * rows..][..n * rows];
+                    assert!(same, "{:?}, {tiles} tiles, {n} rows from {first} on, {then:?}", case.layout);
+                }
             }
-            assert!(run(3, 13) == all[3 * rows..], "{:?}, thirteen rows, {then:?}", case.layout);
         }
     }
 }
