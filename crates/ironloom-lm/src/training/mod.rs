@@ -142,7 +142,7 @@ impl Model {
     }
 
     /// The loss of the rows that `rows` holds, added to its figures; `pass.scale` and `pass.share` are those it was set with. Under
-    /// a tape it has gradients for what the tape watches.
+    /// a tape it has gradients for what the tape watches, and is counted when [`Tape::backward`] has run.
     ///
     /// # Errors
     /// The model is not on the card of the rows, or the card has no room or fails.

@@ -46,7 +46,8 @@ pub enum Targets<'a> {
     Card(&'a Indices, &'a Figures),
 }
 
-/// The loss, and figures beside it that have no gradient. On a graphics card these are in the [`Figures`], and zeros here.
+/// The loss, and figures beside it that have no gradient. On a graphics card all of them go to the [`Figures`] and are zeros here;
+/// where something is learnt they are counted in the backward pass.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// `[1]`: scaled, with the z-loss.

@@ -23,7 +23,7 @@ pub use add::{add, add_bias, scale};
 pub use attention::{AttentionOptions, AttentionSpan, attention, attention_rows, attention_takes_many_rows};
 pub use cross_entropy::{CrossEntropy, CrossEntropyOptions, Targets, cross_entropy};
 pub use cuda::{
-    cross_entropy::KEPT_LOGITS,
+    cross_entropy::logits_rows,
     figures::{DocumentBounds, Figures, PassNumbers, StepTotals},
 };
 pub use document_attention::{

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use ironloom_core::MemoryPlan;
 use ironloom_kernels as kernels;
 use ironloom_lm::{Config, FeedForwardConfig};
-use ironloom_tensor::ops::KEPT_LOGITS;
+use ironloom_tensor::ops::logits_rows;
 
 use super::{FLOAT, RunSize, moments};
 use crate::{TrainerOptions, card::ROWS, optimizer::OptimizerOptions};
@@ -89,10 +89,10 @@ impl Pass<'_> {
         kept + largest(|layer| layer.passing) + largest(|layer| layer.back) + ends + phases + batches as u64 * batch
     }
 
-    /// Where all logits of a pass are not kept, those of some of its rows, and of the fewer that are left at its end.
+    /// Those of some rows of a pass, and of the fewer that are left at its end.
     fn logits(&self) -> u64 {
         let row = HALF * self.config.vocab_size.next_multiple_of(8);
-        let piece = (KEPT_LOGITS / row.max(1)).clamp(1, self.rows.max(1));
+        let piece = logits_rows(self.rows, self.config.vocab_size);
         let last = self.rows % piece;
         bytes(piece, row) + bytes(last, row)
     }
@@ -214,7 +214,7 @@ mod tests {
         let elements = |bytes: u64| bytes / 4096;
         // 2 rows of 768 in 4 and in 2 bytes; 768 + 2 * 256 columns and 768 of attention in 2, 12 heads in 4; 3 * 1408 in 2.
         assert_eq!(elements(layer.kept), 2 * 768 * 6 + 2 * (1280 + 768) + 4 * 12 + 2 * 3 * 1408);
-        assert_eq!(pass.logits(), 4096 * 2 * 32_768);
+        assert_eq!(pass.logits(), 2048 * 2 * 32_768);
     }
 
     #[test]
@@ -240,12 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn logits_past_the_limit_are_made_in_pieces() {
+    fn logits_are_made_in_pieces() {
         let config = Config { vocab_size: 262_144, ..Config::dense_102m() };
-        let pass = |rows| Pass { config: &config, rows };
-        assert_eq!(pass(4096).logits(), KEPT_LOGITS as u64);
-        assert_eq!(pass(8192).logits(), KEPT_LOGITS as u64);
-        assert_eq!(pass(8192 + 128).logits(), KEPT_LOGITS as u64 + 128 * 2 * 262_144);
-        assert_eq!(pass(128).logits(), 128 * 2 * 262_144);
+        let logits = |rows| Pass { config: &config, rows }.logits() / (2 * 262_144);
+        assert_eq!(logits(128), 128);
+        assert_eq!(logits(4096), 2048);
+        assert_eq!(logits(4096 + 128), 2048 + 128);
+        // 2 GiB at most.
+        assert_eq!(logits(32_768), 4096);
     }
 }

@@ -1,25 +1,42 @@
 //! The loss: logits in bfloat16, some rows at a time, that become their own gradient in place.
 //!
-//! Where all logits of a pass fit [`KEPT_LOGITS`] bytes they stay until the backward pass; else each piece is computed again there,
-//! so that a long pass or a large vocabulary never holds more than that.
+//! Where something is learnt, all of it is done on the way back: the logits of a piece become slopes, and these give the gradients
+//! of the head and of the rows at once. So no logits are kept, and none are made twice; the loss is counted there, and whoever
+//! reads the figures does so after [`Tape::backward`](crate::Tape::backward).
 
 use std::ops::Range;
 
-use ironloom_kernels::{self as kernels, Form, LogitsBecome, LossTotals, Multiply, Operand, Output, Slice};
+use ironloom_kernels::{self as kernels, Form, LogitsBecome, Multiply, Operand, Output};
 
 use super::{
     super::{CrossEntropy, CrossEntropyOptions},
     figures::Figures,
-    linear::{rows_of, weight_gradient},
+    linear::{Rows, rows_of, weight_gradient},
 };
 use crate::{Context, CudaDevice, Error, Gradients, Indices, Result, Tensor, Weight, error::expect_count, tape::Slot};
 
 const NAME: &str = "cross entropy";
 
-/// Bytes of logits that are held at a time on a graphics card.
-pub const KEPT_LOGITS: usize = 2 << 30;
+/// Bytes of logits that are held at a time at most.
+const MOST_LOGITS: usize = 2 << 30;
+/// Rows of a piece at least: fewer leave a card idle.
+const LEAST_ROWS: usize = 2048;
+/// Pieces that larger passes are cut into, unless [`MOST_LOGITS`] asks for more.
+const PIECES: usize = 4;
+/// Rows of a piece are a multiple of this, as products cut them.
+const TILE: usize = 128;
 
-#[derive(Clone)]
+/// Rows whose logits are held at a time in the loss of `rows` rows on a graphics card.
+pub fn logits_rows(rows: usize, vocabulary: usize) -> usize {
+    let most = MOST_LOGITS / (2 * stride(vocabulary)).max(1) / TILE * TILE;
+    rows.div_ceil(PIECES).max(LEAST_ROWS).next_multiple_of(TILE).min(most).clamp(1, rows.max(1))
+}
+
+/// Elements from one row of logits to the next.
+fn stride(vocabulary: usize) -> usize {
+    vocabulary.next_multiple_of(8)
+}
+
 struct Job {
     cuda: CudaDevice,
     hidden: Tensor,
@@ -29,8 +46,6 @@ struct Job {
     z_loss: f32,
     /// Elements from one row of logits to the next.
     stride: usize,
-    /// Rows of a piece.
-    piece: usize,
 }
 
 /// The loss of `hidden`, added to `figures`; `targets` are i32, negative where none is asked for.
@@ -46,8 +61,6 @@ pub(in crate::ops) fn cross_entropy(
     expect_count(NAME, "the number of targets", n, targets.len())?;
     let slot = |tensor: &Tensor| cx.tape.and_then(|tape| tape.slot(tensor));
     let (to_hidden, to_head) = (slot(hidden), head.as_dense().and_then(slot));
-    let learns = to_hidden.is_some() || to_head.is_some();
-    let stride = head.rows().next_multiple_of(8);
     let job = Job {
         cuda: cuda.clone(),
         hidden: hidden.operand(cuda.gpu(), NAME)?,
@@ -55,41 +68,40 @@ pub(in crate::ops) fn cross_entropy(
         targets: targets.clone(),
         figures: figures.clone(),
         z_loss: options.z_loss,
-        stride,
-        piece: (KEPT_LOGITS / (2 * stride.max(1))).clamp(1, n.max(1)),
+        stride: stride(head.rows()),
     };
-    let keeps = learns && job.piece >= n;
-    let mut kept = None;
-    for rows in job.pieces() {
-        let logits = job.logits(&rows, keeps, figures.loss()?)?;
-        kept = keeps.then_some(logits);
-    }
     let loss = Tensor::zeros([1])?;
-    if let (Some(tape), true) = (cx.tape, learns) {
-        tape.record(&loss, move |gradient, gradients| {
+    match cx.tape {
+        Some(tape) if to_hidden.is_some() || to_head.is_some() => tape.record(&loss, move |gradient, gradients| {
             let factor = gradient.as_f32()?.first().copied().unwrap_or_default();
             if factor != 1.0 {
                 let (what, expected) = ("the gradient of a loss on a graphics card", "1");
                 return Err(Error::Setting { operation: NAME, what, expected, found: factor.into() });
             }
-            job.back(kept.as_ref(), to_hidden.as_ref(), to_head.as_ref(), gradients)
-        });
+            job.learn(to_hidden.as_ref(), to_head.as_ref(), gradients)
+        }),
+        _ => {
+            let head = rows_of(cuda.gpu(), &job.head)?;
+            for rows in job.pieces() {
+                job.logits(&rows, &head, LogitsBecome::Logits)?;
+            }
+        }
     }
     Ok(CrossEntropy { loss, nll_sum: 0.0, counted: 0, correct: 0 })
 }
 
 impl Job {
     fn pieces(&self) -> impl Iterator<Item = Range<usize>> {
-        let (n, piece) = (self.hidden.rows(), self.piece);
+        let n = self.hidden.rows();
+        let piece = logits_rows(n, self.head.rows());
         (0..n).step_by(piece).map(move |start| start..(start + piece).min(n))
     }
 
-    /// The logits of some rows, or with `slopes` their gradients; what they add to the loss goes to `totals`.
-    fn logits(&self, rows: &Range<usize>, slopes: bool, totals: Slice<'_>) -> Result<Tensor> {
+    /// The logits of some rows, or their gradients. Counts the rows' part of the loss.
+    fn logits(&self, rows: &Range<usize>, head: &Rows<'_>, logits_become: LogitsBecome) -> Result<Tensor> {
         let (gpu, width, vocabulary) = (self.cuda.gpu(), self.hidden.width(), self.head.rows());
         let count = rows.len();
         let logits = Tensor::allocate(gpu, Form::Bf16, [count, self.stride], NAME)?;
-        let head = rows_of(gpu, &self.head)?;
         let (weight, weight_stride) = head.slice();
         let hidden = self.hidden.rows_view(rows.clone())?;
         let product = Multiply {
@@ -109,9 +121,9 @@ impl Job {
             targets: self.targets.cuda(NAME)?.part(4 * rows.start, 4 * count)?,
             scale: self.figures.scale()?,
             z_loss: self.z_loss,
-            logits_become: if slopes { LogitsBecome::Slopes } else { LogitsBecome::Logits },
+            logits_become,
             row_figures: figures.slice(),
-            totals,
+            totals: self.figures.loss()?,
             rows: count,
             vocabulary,
         };
@@ -119,24 +131,14 @@ impl Job {
         Ok(logits)
     }
 
-    fn back(
-        &self,
-        kept: Option<&Tensor>,
-        to_hidden: Option<&Slot>,
-        to_head: Option<&Slot>,
-        gradients: &mut Gradients,
-    ) -> Result<()> {
+    /// The loss and its gradients.
+    fn learn(&self, to_hidden: Option<&Slot>, to_head: Option<&Slot>, gradients: &mut Gradients) -> Result<()> {
         let (gpu, width, vocabulary) = (self.cuda.gpu(), self.hidden.width(), self.head.rows());
         let to_hidden = to_hidden.map(|slot| gradients.place(gpu, slot, NAME)).transpose()?;
         let mut to_head = to_head.map(|slot| gradients.weight_place(slot)).transpose()?;
-        // The loss of a piece that is computed again has been counted.
-        let unread = gpu.allocate(size_of::<LossTotals>(), NAME)?;
-        gpu.clear(unread.slice())?;
+        let head = rows_of(gpu, &self.head)?;
         for rows in self.pieces() {
-            let slopes = match kept {
-                Some(kept) => kept.clone(),
-                None => self.logits(&rows, true, unread.slice())?,
-            };
+            let slopes = self.logits(&rows, &head, LogitsBecome::Slopes)?;
             let (slopes, hidden) = (slopes.cuda(NAME, Form::Bf16)?, self.hidden.rows_view(rows.clone())?);
             if let Some((place, first)) = &mut to_head {
                 let operands =
@@ -145,7 +147,6 @@ impl Job {
                 *first = false;
             }
             if let Some(place) = &to_hidden {
-                let head = rows_of(gpu, &self.head)?;
                 let (weight, weight_stride) = head.slice();
                 let place = place.rows_view(rows.clone())?;
                 let product = Multiply {
@@ -161,5 +162,20 @@ impl Job {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_a_quarter_of_a_large_pass_and_never_more_than_the_limit() {
+        assert_eq!(logits_rows(100, 32_768), 100);
+        assert_eq!(logits_rows(4096, 32_768), 2048);
+        assert_eq!(logits_rows(16_384 - 128, 32_768), 4096);
+        assert_eq!(logits_rows(32_768, 32_768), 8192);
+        assert_eq!(logits_rows(32_768, 262_144), MOST_LOGITS / (2 * 262_144));
+        assert_eq!(logits_rows(32_768, 151_936), 7040);
     }
 }
