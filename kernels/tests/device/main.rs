@@ -25,6 +25,7 @@ mod gather_rows;
 mod gemm;
 mod gemm_transposed;
 mod gradient_norm;
+mod large_caches;
 mod linear;
 mod linear_plain;
 mod memory;
