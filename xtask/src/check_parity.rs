@@ -7,7 +7,9 @@
 //! runs ours with one input in four dropped and demands that every case sees it.
 //!
 //! On a graphics card the plain version rounds what the kernels' contract rounds ([`place`]), and there are cases of
-//! exactness: the same bits whatever runs beside a sequence and however its rows are cut into passes.
+//! exactness: the same bits whatever runs beside a sequence and however its rows are cut into passes. SmolLM2's greedy ids are
+//! checked there where its file lies whole in the cache ([`crate::smollm2`]): on a machine without a network, in the folder that
+//! `IRONLOOM_CACHE` names.
 
 #[cfg(feature = "engine")]
 mod case;
