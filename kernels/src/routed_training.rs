@@ -64,6 +64,8 @@ pub struct GroupedInputGradient<'a> {
     pub expert_stride: usize,
     /// `[places, inputs]` bfloat16, written; starts at a multiple of 16 bytes.
     pub dx: Slice<'a>,
+    /// Whether `dx` is added to.
+    pub add: bool,
     /// Elements from one row of `dx` to the next, a multiple of 8.
     pub dx_stride: usize,
     /// The most places there can be.
@@ -190,7 +192,7 @@ pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
     places_of.launch(gpu, NAME, ["grouped_product_rows128", "grouped_product_rows64"])
 }
 
-/// `dx[p] = dy[p] weight_e`, e the expert of place p, sums in F32: the gradient of `x[p]` where `y[p] = x[p] weight_e^T`.
+/// `dx[p] (+)= dy[p] weight_e`, e the expert of place p, sums in F32: the gradient of `x[p]` where `y[p] = x[p] weight_e^T`.
 ///
 /// # Errors
 /// A slice is too short, a size, a stride or an address is not aligned, a size does not fit, or the driver fails.
@@ -199,6 +201,7 @@ pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Res
     let GroupedInputGradient { dy_stride, weight_stride, expert_stride, dx_stride, .. } = *call;
     let GroupedInputGradient { places, experts, outputs, inputs, .. } = *call;
     slots(NAME, places, 1, experts)?;
+    let dx = narrow_result(NAME, call.dx, places, dx_stride, inputs)?;
     let places_of = PlacesProduct {
         x: operand(NAME, "dy's size in bytes", call.dy, places, dy_stride, outputs)?,
         x_stride: dy_stride,
@@ -207,13 +210,13 @@ pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Res
         weight: expert_matrices(NAME, call.weight, experts, expert_stride, outputs, weight_stride, inputs)?,
         weight_stride,
         expert_stride,
-        out: narrow_result(NAME, call.dx, places, dx_stride, inputs)?,
+        out: dx,
         out_stride: dx_stride,
         places,
         experts,
         columns: inputs,
         depth: outputs,
-        before: 0,
+        before: if call.add { dx } else { 0 },
     };
     places_of.launch(gpu, NAME, ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"])
 }

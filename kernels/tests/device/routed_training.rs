@@ -151,8 +151,9 @@ fn gradients_of_inputs_agree_with_double_precision() {
         let (dy_stride, weight_stride, dx_stride) = (outputs + 8, inputs + 16, inputs + 8);
         let (weight, weights) = rows_of(&gpu, 2, experts * outputs, inputs, weight_stride);
         let (dy, dys) = rows_of(&gpu, 1, slots, outputs, dy_stride);
-        let run = || {
-            let dx = buffer(&gpu, slots * dx_stride * 2);
+        let run = |before: Option<&Buffer>| {
+            let fresh = buffer(&gpu, slots * dx_stride * 2);
+            let dx = before.unwrap_or(&fresh);
             let call = GroupedInputGradient {
                 dy: dys.slice(),
                 dy_stride,
@@ -161,6 +162,7 @@ fn gradients_of_inputs_agree_with_double_precision() {
                 weight_stride,
                 expert_stride: outputs * weight_stride,
                 dx: dx.slice(),
+                add: before.is_some(),
                 dx_stride,
                 places: slots,
                 experts,
@@ -168,10 +170,10 @@ fn gradients_of_inputs_agree_with_double_precision() {
                 inputs,
             };
             grouped_input_gradient(&gpu, &call).unwrap();
-            unpadded(&read_bf16(&gpu, &dx, slots * dx_stride), used, inputs, dx_stride)
+            read_bf16(&gpu, dx, slots * dx_stride)
         };
-        let found = run();
-        assert_eq!(run(), found, "two runs");
+        let found = unpadded(&run(None), used, inputs, dx_stride);
+        assert_eq!(unpadded(&run(None), used, inputs, dx_stride), found, "two runs");
         let mut expected = vec![0.0; used * inputs];
         for (place, sums) in expected.chunks_exact_mut(inputs).enumerate() {
             let matrix = &weight[routes.expert(place) * outputs * inputs..][..outputs * inputs];
@@ -181,6 +183,12 @@ fn gradients_of_inputs_agree_with_double_precision() {
         }
         let error = largest_error(&found, &expected);
         assert!(error < BF16_ERROR, "{rows} rows, [{outputs}, {inputs}]: {error:.2e}");
+        let (before, added) = rows_of(&gpu, 3, slots, inputs, dx_stride);
+        let found = run(Some(&added));
+        let found: Vec<f32> = found.chunks_exact(dx_stride).take(used).flat_map(|row| row[..inputs].to_vec()).collect();
+        expected.iter_mut().zip(&before).for_each(|(sum, &before)| *sum += f64::from(before));
+        let error = largest_error(&found, &expected);
+        assert!(error < BF16_ERROR, "{rows} rows, [{outputs}, {inputs}], added: {error:.2e}");
     }
 }
 
@@ -447,6 +455,7 @@ fn speed_of_routed_training() {
                 weight_stride: inputs,
                 expert_stride: outputs * inputs,
                 dx: out.slice(),
+                add: false,
                 dx_stride: inputs,
                 places: slots,
                 experts,

@@ -50,7 +50,7 @@ pub struct RoutedTraining<'a> {
 /// Has a gradient for all of them and the experts' weights.
 ///
 /// # Errors
-/// A shape does not fit, or on a graphics card an expert is packed.
+/// A shape does not fit, or on a graphics card experts are neither of one arena nor stacks ([`Weight::stack`]).
 pub fn routed_training(cx: &Context, residual: Tensor, x: &Tensor, layer: &RoutedTraining<'_>) -> Result<Tensor> {
     if let Some(gpu) = cx.gpu() {
         return super::cuda::experts::routed(cx, gpu, &residual, x, layer);
@@ -151,13 +151,13 @@ fn on_cpu(
 }
 
 /// Matrices of equal shape and format, one after the other.
-struct Stack<'a> {
+pub(super) struct Stack<'a> {
     first: &'a CudaMatrix,
-    whole: Slice<'a>,
+    pub(super) whole: Slice<'a>,
 }
 
 impl<'a> Stack<'a> {
-    fn new(weights: impl Iterator<Item = &'a Weight>) -> Result<Self> {
+    pub(super) fn new(weights: impl Iterator<Item = &'a Weight>) -> Result<Self> {
         let matrices = weights.map(|weight| weight.as_cuda(NAME)).collect::<Result<Vec<_>>>()?;
         let Some(first) = matrices.first().copied() else {
             return Err(Error::Count { operation: NAME, what: "the number of experts", expected: 1, found: 0 });
@@ -177,7 +177,7 @@ impl<'a> Stack<'a> {
     }
 
     /// All matrices as rows of bfloat16, and the elements from one to the next; no buffer where they lie so already.
-    fn bf16(&self, gpu: &Gpu, count: usize) -> Result<(Option<Buffer>, usize)> {
+    pub(super) fn bf16(&self, gpu: &Gpu, count: usize) -> Result<(Option<Buffer>, usize)> {
         let CudaMatrix { layout, rows, cols, bytes, .. } = *self.first;
         let stride = rows * WeightLayout::padded_cols(cols);
         if bf16_layout(layout) {

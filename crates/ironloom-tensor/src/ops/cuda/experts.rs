@@ -1,12 +1,17 @@
 //! Routed experts, from the router's logits to the residual stream.
 //!
 //! Nothing of the routing comes to the host: rows are sorted by expert on the card, and each expert's products are tiles of one
-//! launch. An expert's gate and up matrices lie one behind the other in the arena, and experts at equal distances.
+//! launch. Of experts that are learnt, gate and up lie one behind the other in the arena, and experts at equal distances: gate and
+//! up are one product. Frozen ones are stacks of one kind of matrix, unpacked to bfloat16 for the time of a product where they are
+//! packed.
 
-use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice};
+use std::ops::Range;
+
+use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, WeightLayout};
 
 use super::{
-    super::{Activation, ExpertWeights, RoutedTraining, RouterLosses},
+    super::{Activation, ExpertWeights, RoutedTraining, RouterLosses, routed_experts::Stack},
+    linear::Rows,
     rows::{self, columns},
 };
 use crate::{Context, Error, Gradients, Result, Tape, Tensor, Weight, error::expect_shape, kept::Kept, tape::Slot};
@@ -81,34 +86,39 @@ pub(in crate::ops) fn routed(
     }
 
     let input = x.operand(gpu, NAME)?;
-    let product = |x: Slice<'_>, x_rows, sources, weight, out: &Tensor, outputs, inputs| -> Result<()> {
+    let product = |x: Slice<'_>, x_rows, sources, matrices: &Matrices<'_>, out: &Tensor| -> Result<()> {
+        let (weight, weight_stride) = matrices.rows.slice();
+        let out = out.cuda_rows(NAME)?;
         let call = kernels::GroupedProduct {
             x,
             x_rows,
-            x_stride: inputs,
+            x_stride: matrices.cols,
             sources,
             offsets: routes.offsets.slice(),
             weight,
-            weight_stride: inputs,
-            expert_stride: stacks.stride,
-            out: out.cuda(NAME, Form::Bf16)?,
-            out_stride: outputs,
+            weight_stride,
+            expert_stride: matrices.expert_stride,
+            out: out.slice,
+            out_stride: out.stride,
             places: slots,
             experts: count,
-            outputs,
-            inputs,
+            outputs: matrices.outputs.len(),
+            inputs: matrices.cols,
         };
         Ok(kernels::grouped_product(gpu, &call)?)
     };
     let halves = Tensor::allocate(gpu, Form::Bf16, [slots, 2 * inner], NAME)?;
-    let sources = Some(routes.sources.slice());
-    product(input.cuda(NAME, Form::Bf16)?, n, sources, stacks.gate_up()?, &halves, 2 * inner, width)?;
+    for number in 0..stacks.halves() {
+        let matrices = stacks.half(gpu, number)?;
+        let sources = Some(routes.sources.slice());
+        product(input.cuda(NAME, Form::Bf16)?, n, sources, &matrices, &halves.columns(matrices.outputs.clone())?)?;
+    }
     let out = Tensor::allocate(gpu, Form::F32, [n, width], NAME)?;
     if !cx.is_unread() {
         let [gate, up] = [halves.columns(0..inner)?, halves.columns(inner..2 * inner)?];
         let gated = rows::gated_activation(gpu, [&gate, &up], activation, Form::Bf16)?;
         let outputs = Tensor::allocate(gpu, Form::Bf16, [slots, width], NAME)?;
-        product(gated.cuda(NAME, Form::Bf16)?, slots, None, stacks.down()?, &outputs, width, inner)?;
+        product(gated.cuda(NAME, Form::Bf16)?, slots, None, &stacks.down(gpu)?, &outputs)?;
         drop(gated);
         let sum = kernels::RoutedSum {
             y: outputs.cuda(NAME, Form::Bf16)?,
@@ -165,12 +175,22 @@ struct Routes {
     offsets: Buffer,
 }
 
-/// The experts' matrices, at equal distances in one arena.
+/// The experts' matrices.
 struct Stacks {
     weights: Vec<[Weight; 3]>,
     inner: usize,
-    /// Elements from one expert to the next.
-    stride: usize,
+    /// Of experts in an arena, elements from one to the next.
+    learnt: Option<usize>,
+}
+
+/// Matrices of all experts, one for each, in bfloat16.
+struct Matrices<'a> {
+    rows: Rows<'a>,
+    /// Elements from one expert's to the next.
+    expert_stride: usize,
+    /// Of gate and up together; all of down.
+    outputs: Range<usize>,
+    cols: usize,
 }
 
 /// Where the gradients of an expert's gate, up and down go.
@@ -184,6 +204,17 @@ impl Stacks {
             return Err(Error::Count { operation: NAME, what: "the number of experts", expected: 1, found: 0 });
         };
         let (inner, width) = (first[0].rows(), first[0].cols());
+        let alike = weights.iter().all(|[gate, up, down]| {
+            [gate, up].iter().all(|half| (half.rows(), half.cols()) == (inner, width))
+                && (down.rows(), down.cols()) == (width, inner)
+        });
+        let misplaced = |expected| Err(Error::Device { operation: NAME, expected, found: "elsewhere" });
+        if !alike {
+            return misplaced("matrices of equal shapes");
+        }
+        if first[0].as_dense().is_none() {
+            return Ok(Self { weights, inner, learnt: None });
+        }
         let addresses = weights.iter().map(|expert| {
             let mut found = [0; 3];
             for (address, weight) in found.iter_mut().zip(expert) {
@@ -197,23 +228,42 @@ impl Stacks {
             let moved = |part: usize| addresses[0][part].wrapping_add(number as u64 * bytes) == places[part];
             moved(0) && moved(1) && moved(2) && places[1] == places[0] + (2 * inner * width) as u64
         });
-        let alike = weights.iter().all(|[gate, up, down]| {
-            [gate, up].iter().all(|half| (half.rows(), half.cols()) == (inner, width))
-                && (down.rows(), down.cols()) == (width, inner)
-        });
-        if !regular || !alike {
-            let expected = "dense matrices of equal shapes, at equal distances in one arena";
-            return Err(Error::Device { operation: NAME, expected, found: "elsewhere" });
+        if !regular {
+            return misplaced("dense matrices at equal distances in one arena");
         }
-        Ok(Self { weights, inner, stride: (bytes / 2) as usize })
+        Ok(Self { weights, inner, learnt: Some((bytes / 2) as usize) })
     }
 
-    fn gate_up(&self) -> Result<Slice<'_>> {
-        twin(&self.weights[0][0])
+    /// Products that gate and up are.
+    fn halves(&self) -> usize {
+        if self.learnt.is_some() { 1 } else { 2 }
     }
 
-    fn down(&self) -> Result<Slice<'_>> {
-        twin(&self.weights[0][2])
+    /// Gate and up, or one of them.
+    fn half(&self, gpu: &Gpu, number: usize) -> Result<Matrices<'_>> {
+        let outputs = 2 * self.inner / self.halves();
+        self.matrices(gpu, number, number * outputs..(number + 1) * outputs)
+    }
+
+    fn down(&self, gpu: &Gpu) -> Result<Matrices<'_>> {
+        self.matrices(gpu, 2, 0..self.weights[0][2].rows())
+    }
+
+    /// From those of a kind on.
+    fn matrices(&self, gpu: &Gpu, kind: usize, outputs: Range<usize>) -> Result<Matrices<'_>> {
+        let first = &self.weights[0][kind];
+        let cols = first.cols();
+        if let Some(expert_stride) = self.learnt {
+            return Ok(Matrices { rows: Rows::Held(twin(first)?, cols), expert_stride, outputs, cols });
+        }
+        let stack = Stack::new(self.weights.iter().map(|expert| &expert[kind]))?;
+        let stride = WeightLayout::padded_cols(cols);
+        let (unpacked, expert_stride) = stack.bf16(gpu, self.weights.len())?;
+        let rows = match unpacked {
+            Some(buffer) => Rows::Unpacked(buffer, stride),
+            None => Rows::Held(stack.whole, stride),
+        };
+        Ok(Matrices { rows, expert_stride, outputs, cols })
     }
 
     fn slots(&self, tape: &Tape) -> Vec<ExpertSlots> {
@@ -226,7 +276,7 @@ impl Stacks {
 fn twin(weight: &Weight) -> Result<Slice<'_>> {
     match weight.as_dense().map(Tensor::twin_slice).transpose()?.flatten() {
         Some(slice) => Ok(slice),
-        None => Err(Error::NoKernel { operation: "training of packed routed experts", device: "a graphics card" }),
+        None => Err(Error::Device { operation: NAME, expected: "dense matrices of one arena", found: "elsewhere" }),
     }
 }
 
@@ -269,7 +319,7 @@ impl Back {
         };
         kernels::routed_spread(gpu, &spread)?;
         let d_product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
-        self.input_gradient(&d_outputs, self.stacks.down()?, &d_product)?;
+        self.input_gradient(&d_outputs, &self.stacks.down(gpu)?, &d_product, false)?;
         let d_halves = Tensor::allocate(gpu, Form::Bf16, [places, 2 * inner], NAME)?;
         let dots = gpu.allocate(4 * places, NAME)?;
         let part = |whole: &Tensor, number: usize| whole.columns(number * inner..(number + 1) * inner);
@@ -292,7 +342,11 @@ impl Back {
         drop((d_outputs, d_product));
         if let Some(slot) = to_x {
             let d_places = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
-            self.input_gradient(&d_halves, self.stacks.gate_up()?, &d_places)?;
+            for number in 0..self.stacks.halves() {
+                let matrices = self.stacks.half(gpu, number)?;
+                let dy = d_halves.columns(matrices.outputs.clone())?;
+                self.input_gradient(&dy, &matrices, &d_places, number > 0)?;
+            }
             let before = gradients.take_slot(slot);
             let out = Tensor::allocate(gpu, Form::Bf16, [self.rows, self.width], NAME)?;
             let sum = kernels::RoutedSum {
@@ -337,21 +391,23 @@ impl Back {
         Ok(())
     }
 
-    /// `dx = dy W_e` by place.
-    fn input_gradient(&self, dy: &Tensor, weight: Slice<'_>, dx: &Tensor) -> Result<()> {
+    /// `dx = dy W_e` by place, or `dx += dy W_e`.
+    fn input_gradient(&self, dy: &Tensor, matrices: &Matrices<'_>, dx: &Tensor, add: bool) -> Result<()> {
+        let (dy, (weight, weight_stride)) = (dy.cuda_rows(NAME)?, matrices.rows.slice());
         let call = kernels::GroupedInputGradient {
-            dy: dy.cuda(NAME, Form::Bf16)?,
-            dy_stride: dy.width(),
+            dy: dy.slice,
+            dy_stride: dy.stride,
             offsets: self.routes.offsets.slice(),
             weight,
-            weight_stride: dx.width(),
-            expert_stride: self.stacks.stride,
+            weight_stride,
+            expert_stride: matrices.expert_stride,
             dx: dx.cuda(NAME, Form::Bf16)?,
+            add,
             dx_stride: dx.width(),
             places: self.rows * self.per_row,
             experts: self.slots.len(),
-            outputs: dy.width(),
-            inputs: dx.width(),
+            outputs: matrices.outputs.len(),
+            inputs: matrices.cols,
         };
         Ok(kernels::grouped_input_gradient(&self.gpu, &call)?)
     }
@@ -374,7 +430,11 @@ impl Back {
                 }
             }
         }
-        let ([(gate, first), _, (down, _)], Some(input)) = (&first_places[..], &self.input) else { return Ok(()) };
+        let ([(gate, first), _, (down, _)], Some(input), Some(expert_stride)) =
+            (&first_places[..], &self.input, self.stacks.learnt)
+        else {
+            return Ok(());
+        };
         let input = input.get()?;
         let output = if *first { Output::F32 } else { Output::AddF32 };
         // The inputs by place: rows are picked anew rather than kept.
@@ -404,7 +464,7 @@ impl Back {
                 offsets: self.routes.offsets.slice(),
                 gradient: slice,
                 gradient_stride: inputs,
-                expert_stride: self.stacks.stride,
+                expert_stride,
                 output,
                 workspace: workspace.slice(),
                 places,
