@@ -1,7 +1,10 @@
-// Root-mean-square norm of F32 rows, and the same with the result added to the residual stream.
+// Root-mean-square norm of F32 rows, the same with the result added to the residual stream, and that of a training step.
 //
 //   out[i, j] = x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]              (rmsnorm: F32, BF16 or SPLIT)
 //   residual[i, j] += the same                                                        (rmsnorm_add: F32, in place)
+//   out as above, of x in F32 or BF16, and copy = x rounded to BF16 where wanted      (rmsnorm_training)
+//
+// The copy is what a training step keeps of x: the way back makes `out` again from it, and the gradients of x and weight.
 //
 // x [rows, runs * width] with rows `x_stride` elements apart: each run of `width` (a head of a query, say) has its own
 // mean. weight [width] F32; out and residual [rows, runs * width].
@@ -13,18 +16,34 @@
 //
 // The order of sums is a function of the width alone.
 
-#include "vocabulary/device.cuh"
+#include "training/rows.cuh"
+
+// What is normed. Its form is known when a kernel is compiled, but for those of a training step.
+struct Input {
+    const void *x;
+    int form;
+    size_t stride;
+    bf16 *copy;  // [rows, runs * width], or null
+};
 
 struct Run {
-    const float *x;       // its first element
+    const void *x;        // its first element
+    bf16 *copy;           // null where none is wanted
     size_t row;           // of the output
     size_t column;        // of its first element in that row
     size_t output_width;  // of a row of the output
 };
 
-__device__ __forceinline__ Run find_run(const float *x, size_t x_stride, int runs, int width, size_t index) {
+__device__ __forceinline__ Run find_run(const Input &input, int runs, int width, size_t index) {
     const size_t row = index / runs, run = index % runs;
-    return {x + row * x_stride + run * width, row, run * width, size_t(runs) * width};
+    return {element(input.x, input.form, row * input.stride + run * width),
+            input.copy == nullptr ? nullptr : input.copy + index * width, row, run * width, size_t(runs) * width};
+}
+
+// Rows in F32 by a plain load: a block may have them in its first-level cache.
+__device__ __forceinline__ float4 load_vector(const void *x, int form, int vector) {
+    if (form == F32) return static_cast<const float4 *>(x)[vector];
+    return four(load_four(x, BF16, vector), BF16);
 }
 
 __device__ __forceinline__ float sum_of_squares(float4 v) {
@@ -56,9 +75,8 @@ __device__ __forceinline__ void store_four(void *out, int form, const Run &run, 
 
 // A run for each group of LANES threads (a warp, or the whole block), VECTORS times four elements a thread.
 template <int THREADS, int LANES, int VECTORS, bool ADD>
-__device__ __forceinline__ void normalize(const float *x, size_t x_stride, const float *__restrict__ weight,
-                                          void *__restrict__ out, int form, int rows, int runs, int width,
-                                          float epsilon) {
+__device__ __forceinline__ void normalize(const Input &input, const float *__restrict__ weight, void *__restrict__ out,
+                                          int form, int rows, int runs, int width, float epsilon) {
     static_assert(LANES == WARP || LANES == THREADS, "a run takes a warp or a block");
     let_next_kernel_start();
     const int lane = threadIdx.x % LANES, vectors = width / 4;
@@ -72,13 +90,13 @@ __device__ __forceinline__ void normalize(const float *x, size_t x_stride, const
     const size_t index = size_t(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
     // Whole warps leave where a block holds several runs; a run that takes the block is never past the end.
     if (index >= size_t(rows) * runs) return;
-    const Run run = find_run(x, x_stride, runs, width, index);
+    const Run run = find_run(input, runs, width, index);
     float *residual = static_cast<float *>(out) + run.row * run.output_width + run.column;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         const int vector = lane + i * LANES;
-        v[i] = vector < vectors ? reinterpret_cast<const float4 *>(run.x)[vector] : float4{};
+        v[i] = vector < vectors ? load_vector(run.x, input.form, vector) : float4{};
         if constexpr (ADD) before[i] = vector < vectors ? reinterpret_cast<float4 *>(residual)[vector] : float4{};
     }
 #pragma unroll
@@ -108,25 +126,30 @@ __device__ __forceinline__ void normalize(const float *x, size_t x_stride, const
             reinterpret_cast<float4 *>(residual)[vector] = {r.x + y.x, r.y + y.y, r.z + y.z, r.w + y.w};
         } else {
             store_four(out, form, run, vector * 4, y);
+            if (run.copy != nullptr) store_four(run.copy, BF16, vector, v[i]);
         }
     }
 }
 
 // Any width: the row is read once for the sum and once for the result.
 template <bool ADD>
-__device__ __forceinline__ void normalize_any(const float *x, size_t x_stride, const float *__restrict__ weight,
+__device__ __forceinline__ void normalize_any(const Input &input, const float *__restrict__ weight,
                                               void *__restrict__ out, int form, int runs, int width, float epsilon) {
     constexpr int THREADS = 256;
     __shared__ float scratch[THREADS / WARP];
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const Run run = find_run(x, x_stride, runs, width, blockIdx.x);
+    const Run run = find_run(input, runs, width, blockIdx.x);
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < width; i += THREADS) sum = fmaf(run.x[i], run.x[i], sum);
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float value = load_one(run.x, input.form, i);
+        sum = fmaf(value, value, sum);
+    }
     const float factor = inverse_root(block_sum<THREADS / WARP>(sum, scratch), width, epsilon);
     for (int i = threadIdx.x; i < width; i += THREADS) {
-        const float y = run.x[i] * factor * weight[i];
+        const float value = load_one(run.x, input.form, i), y = value * factor * weight[i];
         const size_t column = run.column + i;
+        if (run.copy != nullptr) store_one(run.copy, BF16, i, value);
         if constexpr (ADD) {
             static_cast<float *>(out)[run.row * run.output_width + column] += y;
         } else if (form == F32) {
@@ -144,12 +167,21 @@ __device__ __forceinline__ void normalize_any(const float *x, size_t x_stride, c
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         rmsnorm_##LARGEST(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out,   \
                           int form, int rows, int runs, int width, float epsilon) {                                    \
-        normalize<THREADS, LANES, VECTORS, false>(x, x_stride, weight, out, form, rows, runs, width, epsilon);         \
+        normalize<THREADS, LANES, VECTORS, false>({x, F32, x_stride, nullptr}, weight, out, form, rows, runs, width,   \
+                                                  epsilon);                                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        rmsnorm_training_##LARGEST(const void *x, size_t x_stride, const float *__restrict__ weight,                   \
+                                   void *__restrict__ out, int form, int rows, int runs, int width, float epsilon,     \
+                                   int x_form, bf16 *copy) {                                                           \
+        normalize<THREADS, LANES, VECTORS, false>({x, x_form, x_stride, copy}, weight, out, form, rows, runs, width,   \
+                                                  epsilon);                                                            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         rmsnorm_add_##LARGEST(const float *x, size_t x_stride, const float *__restrict__ weight,                       \
                               void *__restrict__ residual, int form, int rows, int runs, int width, float epsilon) {   \
-        normalize<THREADS, LANES, VECTORS, true>(x, x_stride, weight, residual, form, rows, runs, width, epsilon);     \
+        normalize<THREADS, LANES, VECTORS, true>({x, F32, x_stride, nullptr}, weight, residual, form, rows, runs,      \
+                                                 width, epsilon);                                                      \
     }
 
 RMSNORM(256, 128, 32, 2)
@@ -162,11 +194,17 @@ RMSNORM(16384, 512, 512, 8)
 extern "C" __global__ void __launch_bounds__(256)
     rmsnorm_any(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out, int form,
                 int, int runs, int width, float epsilon) {
-    normalize_any<false>(x, x_stride, weight, out, form, runs, width, epsilon);
+    normalize_any<false>({x, F32, x_stride, nullptr}, weight, out, form, runs, width, epsilon);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    rmsnorm_training_any(const void *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out,
+                         int form, int, int runs, int width, float epsilon, int x_form, bf16 *copy) {
+    normalize_any<false>({x, x_form, x_stride, copy}, weight, out, form, runs, width, epsilon);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     rmsnorm_add_any(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ residual,
                     int form, int, int runs, int width, float epsilon) {
-    normalize_any<true>(x, x_stride, weight, residual, form, runs, width, epsilon);
+    normalize_any<true>({x, F32, x_stride, nullptr}, weight, residual, form, runs, width, epsilon);
 }

@@ -1,16 +1,19 @@
-//! Root-mean-square norm, alone or added to the residual stream: the launchers of `cuda/rmsnorm.cu`.
+//! Root-mean-square norm, alone, added to the residual stream or in a training step: the launchers of `cuda/rmsnorm.cu`.
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
     add::{by_vectors, int},
+    columns::strided,
     launch::{Arguments, Launch},
 };
 
 /// What [`rmsnorm`] works on.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm<'a> {
-    /// Rows of `runs * width` elements in F32, `x_stride` elements apart.
+    /// Rows of `runs * width` elements in `x_form`, `x_stride` elements apart.
     pub x: Slice<'a>,
+    /// F32 or bfloat16.
+    pub x_form: Form,
     /// From the start of one row of `x` to the next, in elements: `runs * width` where rows follow each other.
     pub x_stride: usize,
     /// `[width]` in F32; constant: it may be read before the kernel before has ended.
@@ -19,6 +22,8 @@ pub struct RmsNorm<'a> {
     pub out: Slice<'a>,
     /// How `out` is stored.
     pub form: Form,
+    /// `[rows, runs * width]` in bfloat16: `x` rounded, for the way back of a training step.
+    pub copy: Option<Slice<'a>>,
     /// Rows.
     pub rows: usize,
     /// Runs of a row that are normed each for itself (heads); 1 for a norm of the row.
@@ -49,9 +54,9 @@ pub struct RmsNormAdd<'a> {
 /// `out[i, j] = x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]`, the mean over each run of `width` elements.
 ///
 /// # Errors
-/// A slice is too small, the rows of `x` overlap, or the launch fails.
+/// A slice is too small, the rows of `x` overlap or are in two parts, or the launch fails.
 pub fn rmsnorm(gpu: &Gpu, call: &RmsNorm<'_>) -> Result<()> {
-    norm(gpu, "rmsnorm", call, false)
+    norm(gpu, "rmsnorm", call, Kind::Alone)
 }
 
 /// `residual[i, j] += x[i, j] / sqrt(mean_j(x[i, j]^2) + epsilon) * weight[j]`: a norm behind a block, and the block's sum.
@@ -61,46 +66,45 @@ pub fn rmsnorm(gpu: &Gpu, call: &RmsNorm<'_>) -> Result<()> {
 pub fn rmsnorm_add(gpu: &Gpu, call: &RmsNormAdd<'_>) -> Result<()> {
     let RmsNormAdd { x, weight, residual, rows, width, epsilon } = *call;
     let (out, form) = (residual, Form::F32);
-    norm(
-        gpu,
-        "rmsnorm and add",
-        &RmsNorm { x, x_stride: width, weight, out, form, rows, runs: 1, width, epsilon },
-        true,
-    )
+    let call =
+        RmsNorm { x, x_form: form, x_stride: width, weight, out, form, copy: None, rows, runs: 1, width, epsilon };
+    norm(gpu, "rmsnorm and add", &call, Kind::Add)
 }
 
-/// The kernels by the largest width they take: its name, that of the sum, threads of a block, runs of a block.
-const BY_WIDTH: [(usize, &str, &str, u32, usize); 6] = [
-    (256, "rmsnorm_256", "rmsnorm_add_256", 128, 4),
-    (1024, "rmsnorm_1024", "rmsnorm_add_1024", 256, 1),
-    (2048, "rmsnorm_2048", "rmsnorm_add_2048", 512, 1),
-    (4096, "rmsnorm_4096", "rmsnorm_add_4096", 512, 1),
-    (8192, "rmsnorm_8192", "rmsnorm_add_8192", 512, 1),
-    (16384, "rmsnorm_16384", "rmsnorm_add_16384", 512, 1),
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Alone,
+    Add,
+}
+
+/// The kernels by the largest width they take: its name, that of the sum, that of a training step, threads of a block, runs of
+/// a block.
+const BY_WIDTH: [(usize, [&str; 3], u32, usize); 6] = [
+    (256, ["rmsnorm_256", "rmsnorm_add_256", "rmsnorm_training_256"], 128, 4),
+    (1024, ["rmsnorm_1024", "rmsnorm_add_1024", "rmsnorm_training_1024"], 256, 1),
+    (2048, ["rmsnorm_2048", "rmsnorm_add_2048", "rmsnorm_training_2048"], 512, 1),
+    (4096, ["rmsnorm_4096", "rmsnorm_add_4096", "rmsnorm_training_4096"], 512, 1),
+    (8192, ["rmsnorm_8192", "rmsnorm_add_8192", "rmsnorm_training_8192"], 512, 1),
+    (16384, ["rmsnorm_16384", "rmsnorm_add_16384", "rmsnorm_training_16384"], 512, 1),
 ];
 /// The kernels of any width.
-const ANY_WIDTH: (&str, &str, u32, usize) = ("rmsnorm_any", "rmsnorm_add_any", 256, 1);
+const ANY_WIDTH: ([&str; 3], u32, usize) = (["rmsnorm_any", "rmsnorm_add_any", "rmsnorm_training_any"], 256, 1);
 
-fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, adds: bool) -> Result<()> {
-    let RmsNorm { x_stride, form, rows, runs, width, epsilon, .. } = *call;
+fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> Result<()> {
+    let RmsNorm { x_form, x_stride, form, rows, runs, width, epsilon, .. } = *call;
     let row_width = runs.checked_mul(width).ok_or(Error::SizeOverflow)?;
-    if x_stride < row_width {
-        return Err(Error::Shape { operation, what: "the stride", expected: row_width, found: x_stride });
-    }
-    let elements = match rows.checked_sub(1) {
-        Some(before) => {
-            before.checked_mul(x_stride).and_then(|n| n.checked_add(row_width)).ok_or(Error::SizeOverflow)?
-        }
-        None => 0,
-    };
-    let x = call.x.expect(operation, "the input in bytes", Form::F32.bytes(1, elements)?)?;
+    let x = strided(operation, "the input in bytes", call.x, x_form, [rows, x_stride, row_width])?;
     let weight = call.weight.expect(operation, "the weight in bytes", Form::F32.bytes(1, width)?)?;
     let out = call.out.expect(operation, "the output in bytes", form.bytes(rows, row_width)?)?;
+    let copy = match call.copy {
+        Some(copy) => copy.expect(operation, "the copy in bytes", Form::Bf16.bytes(rows, row_width)?)?,
+        None => 0,
+    };
     // The choice looks at the width and at addresses of the model's own layout, never at the number of rows.
-    let vectors = by_vectors(width, &[x, weight, out]) && x_stride.is_multiple_of(4);
+    let vectors = by_vectors(width, &[x, weight, out, copy]) && x_stride.is_multiple_of(4);
     let fitting = BY_WIDTH.iter().find(|(largest, ..)| vectors && width <= *largest);
-    let (alone, with_sum, threads, runs_of_block) =
-        fitting.map_or(ANY_WIDTH, |&(_, alone, with_sum, threads, runs)| (alone, with_sum, threads, runs));
+    let (names, threads, runs_of_block) =
+        fitting.map_or(ANY_WIDTH, |&(_, names, threads, runs)| (names, threads, runs));
     let blocks = rows.checked_mul(runs).ok_or(Error::SizeOverflow)?.div_ceil(runs_of_block);
     let grid = [int(blocks)? as u32, 1, 1];
     let arguments = Arguments::new()
@@ -113,6 +117,11 @@ fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, adds: bool) -> R
         .i32(int(runs)?)
         .i32(int(width)?)
         .f32(epsilon);
-    let function = gpu.function("rmsnorm", if adds { with_sum } else { alone })?;
+    let (name, arguments) = match kind {
+        Kind::Add => (names[1], arguments),
+        Kind::Alone if x_form == Form::F32 && copy == 0 => (names[0], arguments),
+        Kind::Alone => (names[2], arguments.i32(x_form as i32).u64(copy)),
+    };
+    let function = gpu.function("rmsnorm", name)?;
     gpu.launch(&function, Launch { grid, threads, shared_bytes: 0 }, arguments)
 }

@@ -2,7 +2,7 @@
 
 use ironloom_kernels::{Form, Gpu, RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
 
-use crate::{buffer, gpu, normals, read_bf16, read_f32, read_split, relative_error, upload_f32};
+use crate::{buffer, gpu, normals, read_bf16, read_f32, read_split, relative_error, round_bf16, upload_f32};
 
 fn expected(x: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
     x.chunks_exact(weight.len())
@@ -32,10 +32,12 @@ fn normed(gpu: &Gpu, case: &Case, x: &[f32], weight: &[f32]) -> Vec<f32> {
     let out = buffer(gpu, form.bytes(rows, row_width).unwrap());
     let call = RmsNorm {
         x: x.slice(),
+        x_form: Form::F32,
         x_stride: row_width + gap,
         weight: weight.slice(),
         out: out.slice(),
         form,
+        copy: None,
         rows,
         runs,
         width,
@@ -62,6 +64,55 @@ fn norms_equal_double_precision() {
                 let error = relative_error(&found, &expected(&x, &weight, 1e-5));
                 assert!(error < bound, "{rows} rows of {runs} x {width}, gap {gap}, {form:?}: {error:e}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_training_norm_copies_its_rows_and_gives_the_norm_of_the_copy_again() {
+    let Some(gpu) = gpu() else { return };
+    for width in [1, 6, 64, 200, 256, 768, 1024, 1152, 2048, 4096, 8192, 16384, 16388, 4098] {
+        for (rows, runs, gap) in [(1, 1, 0), (5, 1, 0), (3, 3, 0), (70, 2, 4), (3, 1, 3)] {
+            let (row_width, count) = (runs * width, rows * runs * width);
+            let x = normals(width as u64, count);
+            let factors: Vec<f32> = normals(7, width).iter().map(|w| 1.0 + 0.2 * w).collect();
+            let plain = normed(&gpu, &Case { rows, runs, width, gap, form: Form::Bf16 }, &x, &factors);
+            let padded: Vec<f32> =
+                x.chunks_exact(row_width).flat_map(|row| row.iter().copied().chain(vec![f32::NAN; gap])).collect();
+            let (input, weight) = (upload_f32(&gpu, &padded), upload_f32(&gpu, &factors));
+            let (out, copy, again) = (buffer(&gpu, 2 * count), buffer(&gpu, 2 * count), buffer(&gpu, 2 * count));
+            let call = RmsNorm {
+                x: input.slice(),
+                x_form: Form::F32,
+                x_stride: row_width + gap,
+                weight: weight.slice(),
+                out: out.slice(),
+                form: Form::Bf16,
+                copy: Some(copy.slice()),
+                rows,
+                runs,
+                width,
+                epsilon: 1e-5,
+            };
+            rmsnorm(&gpu, &call).unwrap();
+            let name = format!("{rows} rows of {runs} x {width}, gap {gap}");
+            let rounded: Vec<f32> = x.iter().map(|&x| round_bf16(x)).collect();
+            assert_eq!(read_bf16(&gpu, &copy, count), rounded, "{name}: the copy");
+            let error =
+                relative_error(&read_bf16(&gpu, &out, count), &plain.iter().map(|&y| y.into()).collect::<Vec<_>>());
+            assert!(error < 3e-3, "{name}: {error:e}");
+
+            let of_copy = RmsNorm {
+                x: copy.slice(),
+                x_form: Form::Bf16,
+                x_stride: row_width,
+                out: again.slice(),
+                copy: None,
+                ..call
+            };
+            rmsnorm(&gpu, &of_copy).unwrap();
+            let error = relative_error(&read_bf16(&gpu, &again, count), &expected(&rounded, &factors, 1e-5));
+            assert!(error < 3e-3, "{name}, of the copy: {error:e}");
         }
     }
 }
@@ -108,10 +159,12 @@ fn a_norm_of_memory_that_is_too_small_is_refused() {
     let (x, weight, out) = (buffer(&gpu, 4 * 64), buffer(&gpu, 4 * 32), buffer(&gpu, 4 * 64));
     let call = RmsNorm {
         x: x.slice(),
+        x_form: Form::F32,
         x_stride: 32,
         weight: weight.slice(),
         out: out.slice(),
         form: Form::F32,
+        copy: None,
         rows: 2,
         runs: 1,
         width: 32,
@@ -121,5 +174,7 @@ fn a_norm_of_memory_that_is_too_small_is_refused() {
     rmsnorm(&gpu, &RmsNorm { rows: 0, ..call }).unwrap();
     assert!(rmsnorm(&gpu, &RmsNorm { rows: 3, ..call }).is_err());
     assert!(rmsnorm(&gpu, &RmsNorm { x_stride: 31, ..call }).is_err());
+    assert!(rmsnorm(&gpu, &RmsNorm { x_form: Form::Split, ..call }).is_err());
+    assert!(rmsnorm(&gpu, &RmsNorm { copy: Some(x.slice().part(0, 127).unwrap()), ..call }).is_err());
     assert!(rmsnorm(&gpu, &RmsNorm { width: 64, x_stride: 64, rows: 1, ..call }).is_err());
 }

@@ -22,27 +22,7 @@ pub fn rmsnorm(cx: &Context, x: &Tensor, weight: &Tensor, epsilon: f32) -> Resul
     }
     expect_shape("rmsnorm", "the weight", [width], weight.shape())?;
     if let Some(gpu) = cx.gpu() {
-        let form = cx.operand_form();
-        let (rows, place) = (x.rows(), x.cuda_rows("rmsnorm")?);
-        if place.form != Form::F32 {
-            x.cuda("rmsnorm", Form::F32)?;
-        }
-        let out = Tensor::allocate(gpu, form, [rows, x.width()], "rmsnorm")?;
-        let call = kernels::RmsNorm {
-            x: place.slice,
-            x_stride: place.stride,
-            weight: weight.cuda("rmsnorm", Form::F32)?,
-            out: out.cuda("rmsnorm", form)?,
-            form,
-            rows,
-            runs: x.width() / width,
-            width,
-            epsilon,
-        };
-        kernels::rmsnorm(gpu, &call)?;
-        let out = out.reshape(*x.shape())?;
-        super::cuda::rows::record_rmsnorm(cx, gpu, x, weight, epsilon, &out);
-        return Ok(out);
+        return super::cuda::rows::rmsnorm(cx, gpu, x, weight, epsilon);
     }
     let (cpu, input, factors) = (cx.cpu("rmsnorm")?, x.as_f32()?, weight.as_f32()?);
     let mut out = vec![0.0; input.len()];

@@ -5,13 +5,51 @@ use ironloom_kernels::{self as kernels, Form, Gpu};
 use super::super::Activation;
 use crate::{Context, Gradients, Indices, Result, Tensor, kept::Recipe, tape::Slot, tensor::CudaRows};
 
-/// Records `out = rmsnorm(x)`. The gradient of `x` is added to what there is in one pass, and is written rounded too.
-pub(in crate::ops) fn record_rmsnorm(cx: &Context, gpu: &Gpu, x: &Tensor, weight: &Tensor, epsilon: f32, out: &Tensor) {
-    let Some((tape, [to_x, to_weight])) = cx.slots([x, weight]) else { return };
-    let (gpu, x, weight) = (gpu.clone(), x.clone(), weight.clone());
-    tape.record(out, move |gradient, gradients| {
+/// `rmsnorm(x)`, recorded. Where whole rows are normed a rounded copy of them is what stays until the way back, and the norm of
+/// that copy is made there for whoever needs it.
+pub(in crate::ops) fn rmsnorm(cx: &Context, gpu: &Gpu, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+    let (form, shape) = (cx.operand_form(), *x.shape());
+    // Its rows may lie apart.
+    if x.form() != Some(Form::F32) {
+        x.cuda("rmsnorm", Form::F32)?;
+    }
+    let Some((tape, [to_x, to_weight])) = cx.slots([x, weight]) else {
+        return normed(gpu, [x, weight], epsilon, form, None)?.reshape(shape);
+    };
+    let (gpu, weight) = (gpu.clone(), weight.clone());
+    let (x, out) = if x.width() == weight.width() {
+        let copy = Tensor::allocate(&gpu, Form::Bf16, [x.rows(), x.width()], "rmsnorm")?;
+        let out = normed(&gpu, [x, &weight], epsilon, form, Some(&copy))?.reshape(shape)?;
+        let (gpu, weight, x) = (gpu.clone(), weight.clone(), copy.clone());
+        (copy, out.made_by(Recipe::new(move || normed(&gpu, [&x, &weight], epsilon, form, None))))
+    } else {
+        (x.clone(), normed(&gpu, [x, &weight], epsilon, form, None)?.reshape(shape)?)
+    };
+    tape.record(&out, move |gradient, gradients| {
         norm_back(&gpu, gradient, [&x, &weight], epsilon, [to_x.as_ref(), to_weight.as_ref()], gradients)
     });
+    Ok(out)
+}
+
+fn normed(gpu: &Gpu, [x, weight]: [&Tensor; 2], epsilon: f32, form: Form, copy: Option<&Tensor>) -> Result<Tensor> {
+    const NAME: &str = "rmsnorm";
+    let (rows, width, place) = (x.rows(), weight.width(), x.cuda_rows(NAME)?);
+    let out = Tensor::allocate(gpu, form, [rows, x.width()], NAME)?;
+    let call = kernels::RmsNorm {
+        x: place.slice,
+        x_form: place.form,
+        x_stride: place.stride,
+        weight: weight.cuda(NAME, Form::F32)?,
+        out: out.cuda(NAME, form)?,
+        form,
+        copy: copy.map(|copy| copy.cuda(NAME, Form::Bf16)).transpose()?,
+        rows,
+        runs: x.width().checked_div(width).unwrap_or(0),
+        width,
+        epsilon,
+    };
+    kernels::rmsnorm(gpu, &call)?;
+    Ok(out)
 }
 
 /// Records `out = residual + rmsnorm(x)`.
