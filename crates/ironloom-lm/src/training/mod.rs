@@ -193,12 +193,12 @@ impl Model {
                     let (block, phases, held) = (block.clone(), phases.clone(), documents.clone());
                     tape.checkpoint(cx, &x, move |cx, x| {
                         let documents = AttentionDocuments { phases: &phases, documents: held.documents() };
-                        block.forward_documents(cx, x, documents, losses).map_err(operation_error)
+                        block.forward_documents(cx, x.clone(), documents, losses).map_err(operation_error)
                     })?
                 }
                 _ => {
                     let documents = AttentionDocuments { phases, documents: documents.documents() };
-                    block.forward_documents(cx, &x, documents, losses)?
+                    block.forward_documents(cx, x, documents, losses)?
                 }
             };
         }
@@ -374,16 +374,14 @@ impl Block {
     fn forward_documents(
         &self,
         cx: &Context,
-        x: &Tensor,
+        x: Tensor,
         documents: AttentionDocuments<'_>,
         losses: (RouterLosses, f32),
     ) -> Result<Tensor> {
-        let normed = self.attention_norm.forward(cx, x)?;
+        let normed = self.attention_norm.forward(cx, &x)?;
         let x = match &self.attention_post_norm {
-            Some(norm) => {
-                norm.forward_add(cx, x.clone(), &self.attention.forward_documents(cx, &normed, documents)?)?
-            }
-            None => self.attention.forward_documents_add(cx, x.clone(), &normed, documents)?,
+            Some(norm) => norm.forward_add(cx, x, &self.attention.forward_documents(cx, &normed, documents)?)?,
+            None => self.attention.forward_documents_add(cx, x, &normed, documents)?,
         };
         drop(normed);
         let normed = self.feed_forward_norm.forward(cx, &x)?;

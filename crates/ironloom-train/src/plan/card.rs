@@ -5,14 +5,15 @@
 //!
 //! | | elements | bytes each |
 //! |---|---|---|
-//! | the rows before both norms | 2 n w | 4 |
-//! | the rows after them | 2 n w | 2 |
+//! | the rows before both norms, rounded | 2 n w | 2 |
 //! | q, k and v | n (q + 2 kv) | 2 |
 //! | what the attention gives, and its log-sum-exps | n q, n heads | 2, 4 |
-//! | gate and up, their product | 3 n i | 2 |
+//! | gate and up | 2 n i | 2 |
 //!
-//! With checkpointing the rows before the first norm stay, and all of this is there for one layer at a time. Memory of a pass
-//! serves the next buffer of its own size only, so what a layer's gradients take comes on top.
+//! The rows after norms, and products of gate and up, are made again on the way back. With checkpointing the rows before the
+//! first norm stay, as they are, and all of this is there for one layer at a time. Memory of a pass serves the next buffer of its
+//! own size only: what the way there takes by the way serves the way back, and what a layer's gradients take beyond that comes on
+//! top.
 
 use std::collections::BTreeSet;
 
@@ -64,9 +65,9 @@ struct Pass<'a> {
 struct Part {
     /// What stays until the way back.
     kept: u64,
-    /// What is needed on the way there only.
+    /// What is needed by the way, there and back.
     passing: u64,
-    /// The gradients on the way back.
+    /// What the way back needs beyond that.
     back: u64,
 }
 
@@ -76,11 +77,12 @@ impl Pass<'_> {
         let layers: Vec<Part> = config.layers.iter().map(|layer| self.layer(layer.feed_forward)).collect();
         let largest = |of: fn(&Part) -> u64| layers.iter().map(of).max().unwrap_or(0);
         let kept = match checkpointing {
-            true => layers.len() as u64 * self.buffer(WORD, config.width) + largest(|layer| layer.kept),
+            // A block that runs again has rows of its own beside their gradient.
+            true => (layers.len() as u64 + 1) * self.buffer(WORD, config.width) + largest(|layer| layer.kept),
             false => layers.iter().map(|layer| layer.kept).sum(),
         };
-        // The rows before the last norm and after it; of each batch its ids, targets, positions, and who sees whom.
-        let ends = self.buffer(WORD, config.width) + self.buffer(HALF, config.width);
+        // The rows before the last norm, rounded; of each batch its ids, targets, positions, and who sees whom.
+        let ends = self.buffer(HALF, config.width);
         let mut masks: Vec<_> = config.layers.iter().map(|layer| layer.window).collect();
         masks.sort_unstable();
         masks.dedup();
@@ -103,28 +105,35 @@ impl Pass<'_> {
             let part = self.layer(layer.feed_forward);
             part.kept + part.passing
         });
-        layers.max().unwrap_or(0) + self.buffer(WORD, self.config.width) + self.logits()
+        layers.max().unwrap_or(0) + self.logits()
     }
 
-    /// For the embedding's gradient: places and partial sums.
+    /// For the embedding's gradient, places and partial sums; for those of norms' weights, partial sums.
     fn workspace(&self) -> u64 {
-        let workspace = kernels::embedding_backward_workspace(self.rows, self.config.width);
-        workspace.map_or(u64::MAX, |workspace| workspace as u64)
+        let (rows, width) = (self.rows, self.config.width);
+        let workspaces =
+            [kernels::embedding_backward_workspace(rows, width), kernels::rmsnorm_backward_workspace(rows, 1, width)];
+        workspaces
+            .into_iter()
+            .map(|workspace| workspace.map_or(u64::MAX, |size| bytes(1, size)))
+            .fold(0, u64::saturating_add)
     }
 
     fn layer(&self, feed_forward: FeedForwardConfig) -> Part {
         let (attention, block) = (self.attention(), self.feed_forward(feed_forward));
         let Config { width, post_norms, .. } = *self.config;
-        // The gradient of the residual stream, rounded too, and the rounded one before it; that of the rows after a norm.
-        let mut back = self.buffer(WORD, width) + 3 * self.buffer(HALF, width);
-        let mut kept = 2 * (self.buffer(WORD, width) + self.buffer(HALF, width));
+        // The residual stream before a sum and after it, and the rows after a norm: on the way back its gradient and these rows
+        // again, and besides the rounded gradient, that before it or that of the rows after the norm.
+        let passing = 2 * self.buffer(WORD, width) + self.buffer(HALF, width);
+        let mut back = 2 * self.buffer(HALF, width);
+        let mut kept = 2 * self.buffer(HALF, width);
         if post_norms {
             kept += 2 * self.buffer(WORD, width);
             back += self.buffer(WORD, width);
         }
         Part {
             kept: kept + attention.kept + block.kept,
-            passing: block.passing,
+            passing: passing + block.passing,
             back: back + attention.back + block.back,
         }
     }
@@ -140,30 +149,33 @@ impl Pass<'_> {
     }
 
     fn feed_forward(&self, feed_forward: FeedForwardConfig) -> Part {
-        let dense = |inner: usize| self.buffer(HALF, 2 * inner) + self.buffer(HALF, inner);
+        let halves = |inner: usize| self.buffer(HALF, 2 * inner);
+        let product = |inner: usize| self.buffer(HALF, inner);
         let (experts, width) = match (feed_forward, &self.config.experts) {
             (FeedForwardConfig::Dense { width }, _) => {
-                return Part { kept: dense(width), passing: 0, back: dense(width) };
+                // Gradients of the product, of gate and of up, beside the product again.
+                return Part { kept: halves(width), passing: product(width), back: product(width) + halves(width) };
             }
             (FeedForwardConfig::Routed, None) => return Part::default(),
             (FeedForwardConfig::Routed, Some(experts)) => (experts, self.config.width),
         };
         let (inner, places) = (experts.width, self.rows * experts.per_row);
         let by_place = |width: usize| bytes(places, HALF * width);
-        let shared = experts.shared.map_or(0, |shared| dense(shared.width));
+        let [shared_halves, shared_product] =
+            experts.shared.map_or([0, 0], |shared| [halves(shared.width), product(shared.width)]);
         let gated = experts.shared.is_some_and(|shared| shared.gated);
         // Experts, weights, places and rows of each place; the router's logits; gate and up.
         let kept = 4 * bytes(places, WORD) + self.buffer(WORD, experts.count) + by_place(2 * inner);
         // Their product, what experts give, and the rows with what the shared expert gave.
-        let passing = by_place(inner) + by_place(width) + self.buffer(WORD, width);
+        let passing = by_place(inner) + by_place(width) + self.buffer(WORD, width) + shared_product;
         // Gradients of what experts give, of their product, which takes its place, of gate and up; their inputs picked anew;
         // the gradients of weights and of the router's logits.
         let routed = 2 * by_place(width) + by_place(inner) + by_place(2 * inner) + bytes(places, WORD);
         let logits = self.buffer(HALF, experts.count.next_multiple_of(8));
         Part {
-            kept: kept + shared + if gated { self.buffer(WORD, width) } else { 0 },
+            kept: kept + shared_halves + if gated { self.buffer(WORD, width) } else { 0 },
             passing,
-            back: routed + logits + shared,
+            back: routed + logits + shared_product + shared_halves,
         }
     }
 
@@ -212,8 +224,11 @@ mod tests {
         let pass = Pass { config: &config, rows: 4096 };
         let layer = pass.layer(FeedForwardConfig::Dense { width: 1408 });
         let elements = |bytes: u64| bytes / 4096;
-        // 2 rows of 768 in 4 and in 2 bytes; 768 + 2 * 256 columns and 768 of attention in 2, 12 heads in 4; 3 * 1408 in 2.
-        assert_eq!(elements(layer.kept), 2 * 768 * 6 + 2 * (1280 + 768) + 4 * 12 + 2 * 3 * 1408);
+        // 2 rows of 768 in 2 bytes; 768 + 2 * 256 columns and 768 of attention in 2, 12 heads in 4; 2 * 1408 in 2.
+        assert_eq!(elements(layer.kept), 2 * 768 * 2 + 2 * (1280 + 768) + 4 * 12 + 2 * 2 * 1408);
+        // The residual stream twice in 4 bytes, a norm's rows and a product in 2; then as gradients, and what they come on top of.
+        assert_eq!(elements(layer.passing), 2 * 768 * 4 + 2 * 768 + 2 * 1408);
+        assert_eq!(elements(layer.back), 2 * 2 * 768 + 2 * (1280 + 768) + 4 * 12 + 2 * 3 * 1408);
         assert_eq!(pass.logits(), 2048 * 2 * 32_768);
     }
 
@@ -231,7 +246,7 @@ mod tests {
         assert!(part(&muon, "workspaces") > part(&whole, "workspaces"));
         let small = TrainerOptions { checkpointing: true, average_decay: Some(0.99), ..options.clone() };
         let small = plan(&config, &small, 4096);
-        assert!(part(&small, "activations") * 2 < part(&whole, "activations"));
+        assert!(part(&small, "activations") * 4 < part(&whole, "activations") * 3);
         assert_eq!(part(&small, "averaged"), 8 * 55_181_824);
         // A step of two batches needs room for the second one's ids, and no more.
         let two = memory(&config, &options, RunSize { tokens: 4096, batches: 2, measures: true });
