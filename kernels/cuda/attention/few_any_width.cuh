@@ -82,6 +82,7 @@ __device__ __forceinline__ void attend_chunk_any_width(const Call &call, const J
             const float total = warp_sum(p + q);
             shared.scores[head][lane] = p;
             shared.scores[head][lane + WARP] = q;
+            __syncwarp();  // all lanes have read the maximum
             if (lane == 0) {
                 shared.factor[head] = factor;
                 shared.heads.maximum[head] = greatest;
