@@ -10,6 +10,7 @@ use std::f32::consts::LOG2_E;
 use crate::{
     Error, Form, Gpu, Result, Slice,
     add::int,
+    gpu::CLUSTERS_FROM,
     launch::{Arguments, Launch},
 };
 
@@ -86,8 +87,6 @@ const BLOCKS: usize = 256;
 /// For each of so many multiprocessors a cluster of [`LEAF`] blocks runs at a time, two blocks a multiprocessor: a
 /// cluster lies within a group of 16 or 18. Where there are more leaves, they are merged by tickets.
 const MULTIPROCESSORS_A_CLUSTER: usize = 5;
-/// The first compute capability with clusters.
-const CLUSTERS_FROM: (u32, u32) = (9, 0);
 
 const NAME: &str = "attention of few rows";
 

@@ -31,6 +31,9 @@ pub struct Properties {
     pub driver: (u32, u32),
 }
 
+/// The first compute capability with clusters of blocks.
+pub(crate) const CLUSTERS_FROM: (u32, u32) = (9, 0);
+
 /// A device with one stream. Cloning shares it.
 #[derive(Clone)]
 pub struct Gpu {

@@ -9,7 +9,8 @@
 use bytemuck::NoUninit;
 
 use crate::{
-    Activation, Error, Form, Gpu, Result, Slice,
+    Activation, Error, Form, Gpu, Properties, Result, Slice,
+    gpu::CLUSTERS_FROM,
     launch::{Arguments, Launch},
     weights::{TILE_ROWS, TileFormat, WeightLayout, size},
 };
@@ -109,6 +110,12 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
         && let Some(blocks) = team.blocks_of_pairs(row_tiles, then, gpu.properties().multiprocessors as usize)
     {
         return launch(gpu, format, Kernel::Rows16Paired, PAIRED_WARPS, [blocks, 1], Arguments::new().value(product));
+    }
+    if matches!(n, 9..=16)
+        && let Some(clusters) = team.clusters(row_tiles, then, gpu.properties())
+    {
+        let grid = [CLUSTER * clusters, 1];
+        return launch(gpu, format, Kernel::Rows16InCluster, CLUSTER_WARPS, grid, Arguments::new().value(product));
     }
     // Rows past a kernel's go to blocks of the same matrices beside the first, so that weights come from memory once. Where
     // those fit on the card too, few rows a block are faster: a warp waits less for its operands.
@@ -358,6 +365,18 @@ impl Team {
         fills.then(|| multiprocessors.min(tasks.div_ceil(PAIRED_WARPS / shares)))
     }
 
+    /// The clusters of products with two row tiles to a cluster of two blocks, where sixteen warps share a tile and the
+    /// clusters fill three quarters of the card at least.
+    fn clusters(self, row_tiles: usize, then: Then, card: &Properties) -> Option<usize> {
+        let shares = 1 << self.split_log2;
+        let clusters = row_tiles.div_ceil(2);
+        let takes = shares == CLUSTER * CLUSTER_WARPS
+            && !matches!(then, Then::Gated(_))
+            && card.compute_capability >= CLUSTERS_FROM
+            && 4 * CLUSTER * clusters >= 3 * card.multiprocessors as usize;
+        takes.then_some(clusters)
+    }
+
     fn of_block(self) -> usize {
         self.warps_of_block() / self.warps
     }
@@ -370,6 +389,11 @@ impl Team {
 
 /// The warps of a block that has two row tiles to a warp: `cuda/linear/paired.cuh`.
 const PAIRED_WARPS: usize = 12;
+/// The blocks of a cluster that shares two row tiles, and the warps of each.
+const CLUSTER: usize = 2;
+const CLUSTER_WARPS: usize = 8;
+/// What such a block receives: `PairSums` in `cuda/linear/paired.cuh`.
+const CLUSTER_BYTES: usize = CLUSTER * CLUSTER_WARPS * 8 * 32 * 4 + 16;
 
 /// Pieces of 16 rows and 256 columns in a row tile.
 fn records(cols: usize) -> usize {
@@ -388,7 +412,10 @@ fn launch(
     // The warps' sums of 64 outputs a group, behind the table of NF4: of two tiles, or twice as `SUMS_TWICE` in the
     // kernels says.
     let times = if kernel.groups() < 8 { 2 } else { 1 };
-    let sums = times * warps * kernel.groups() * 64 * 4;
+    let sums = match kernel {
+        Kernel::Rows16InCluster => CLUSTER_BYTES,
+        _ => times * warps * kernel.groups() * 64 * 4,
+    };
     let table = if format == TileFormat::Nf4 { 256 * 256 } else { 0 };
     let launch = Launch {
         grid: [grid[0] as u32, grid[1] as u32, 1],
@@ -404,6 +431,7 @@ enum Kernel {
     Rows8,
     Rows16,
     Rows16Paired,
+    Rows16InCluster,
     Rows32,
     RoutedGated,
     RoutedDown,
@@ -418,6 +446,7 @@ macro_rules! names {
                 Kernel::Rows8 => concat!($image, "_8"),
                 Kernel::Rows16 => concat!($image, "_16"),
                 Kernel::Rows16Paired => concat!($image, "_16_paired"),
+                Kernel::Rows16InCluster => concat!($image, "_16_in_cluster"),
                 Kernel::Rows32 => concat!($image, "_32"),
                 Kernel::RoutedGated => concat!($image, "_routed_gated"),
                 Kernel::RoutedDown => concat!($image, "_routed_down"),
@@ -452,7 +481,7 @@ impl Kernel {
         match self {
             Self::Rows4 | Self::RoutedGated | Self::RoutedDown => 1,
             Self::Rows8 => 2,
-            Self::Rows16 | Self::Rows16Paired => 4,
+            Self::Rows16 | Self::Rows16Paired | Self::Rows16InCluster => 4,
             Self::Rows32 => 8,
         }
     }

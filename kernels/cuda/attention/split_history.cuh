@@ -27,8 +27,8 @@
 
 #include <type_traits>
 
+#include "../vocabulary/cluster.cuh"
 #include "../vocabulary/device.cuh"
-#include "cluster.cuh"
 #include "exponential.cuh"
 
 constexpr int HEADS = 8;  // query heads of one block

@@ -10,8 +10,13 @@
 // first-level cache is left for x. The next record's scales are asked for once those of a record's last chunk are taken.
 //
 // Where there is no second tile the last one is taken again, and nobody reads its sums.
+//
+// Long rows of few tiles: sixteen warps share a pair of tiles, and half as many blocks of sixteen would leave half of the
+// card idle. There a team is a cluster of two blocks of eight warps (sm_90 on), each of which gets the sums of one of
+// the two tiles.
 #pragma once
 
+#include "../vocabulary/cluster.cuh"
 #include "product.cuh"
 
 namespace linear {
@@ -64,6 +69,39 @@ __device__ __forceinline__ void finish_pair(const Product &p, const Team &team, 
     team.wait_or_sync();
 }
 
+constexpr int CLUSTER = 2, CLUSTER_WARPS = 8;
+
+// What a block of a cluster receives: of every warp of both the sums of its tile, slots in fours.
+struct PairSums {
+    static constexpr int FOURS = 2 * PAIRED_TILES / 4;
+    float4 sums[CLUSTER * CLUSTER_WARPS][FOURS][WARP];
+    uint64_t arrivals;
+};
+
+// The same for a team of two blocks, once: nothing is received a second time.
+__device__ __forceinline__ void finish_in_cluster(const Product &p, int task, int rank, int member, int lane,
+                                                  const float (&sum)[2][PAIRED_TILES][2], PairSums &received) {
+    static_assert(2 * PAIRED_TILES == CLUSTER_WARPS, "a warp finishes a slot");
+    if (threadIdx.x == 0) expect_arrivals(&received.arrivals, sizeof(received.sums));
+    wait_until_ready();
+#pragma unroll
+    for (int four = 0; four < 2 * PairSums::FOURS; four++) {
+        const int which = four / PairSums::FOURS, nth = four % PairSums::FOURS;
+        const float(&first)[2] = sum[which][2 * nth], (&second)[2] = sum[which][2 * nth + 1];
+        send(&received.sums[member][nth][lane], &received.arrivals, which,
+             make_float4(first[0], first[1], second[0], second[1]));
+    }
+    wait_for_arrivals(&received.arrivals, 0);
+    const int slot = threadIdx.x / WARP;
+    if (2 * task + rank >= all_tiles(p)) return;
+    const float *first = reinterpret_cast<const float *>(&received.sums[0][slot / 4][lane]) + slot % 4;
+    const float total = sum_of(first, CLUSTER * CLUSTER_WARPS, PairSums::FOURS * WARP * 4);
+    const Part part = part_of_pair(p, task, rank);
+    const Output output(part, lane, slot);
+    if (!output.exists(p, part)) return;
+    static_cast<float *>(p.out)[output.at(p, part)] = base_of_output(p, part, output) + total;
+}
+
 // A tensor core wants its A registers side by side. Where they are loaded apart, the compiler copies them anew for each of
 // the four products that they are in; the result of an operation it keeps. The grid has no z, so nothing changes.
 __device__ __forceinline__ void copy_once(uint32_t (&a)[4][4]) {
@@ -71,22 +109,24 @@ __device__ __forceinline__ void copy_once(uint32_t (&a)[4][4]) {
     for (int i = 0; i < 16; i++) a[i / 4][i % 4] |= blockIdx.z;
 }
 
-template <class Format> __device__ __forceinline__ void paired(const Product &p) {
-    constexpr int TILES = PAIRED_TILES, AHEAD = Format::PAIRED_AHEAD, CHUNKS = tiles::RECORD_CHUNKS;
+// IN_CLUSTER: a cluster for each pair of tiles of a product that is not gated, whose columns sixteen warps share.
+template <class Format, int AHEAD, bool IN_CLUSTER> __device__ __forceinline__ void paired(const Product &p) {
+    constexpr int TILES = PAIRED_TILES, CHUNKS = tiles::RECORD_CHUNKS;
     extern __shared__ __align__(256) uint8_t shared[];
     let_next_kernel_start();
     const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x) / WARP, 0);
-    const int lane = threadIdx.x % WARP, group = lane / 4;
-    const Team team(p, warp, p.split_log2);
+    const int lane = threadIdx.x % WARP, group = lane / 4, rank = blockIdx.x % CLUSTER;
+    Team team(p, warp, p.split_log2);
+    if constexpr (IN_CLUSTER) team.member = rank * CLUSTER_WARPS + warp;
 
     const int chunks = tiles::padded_columns(p.cols) / tiles::CHUNK;
     Walk<false> walk;
     walk.tasks = p.gated() ? p.tiles_of(p.rows[0]) : (all_tiles(p) + 1) / 2;
-    walk.task_step = gridDim.x * team.teams;
+    walk.task_step = IN_CLUSTER ? walk.tasks : gridDim.x * team.teams;
     walk.slots = 1;
     walk.records = (chunks + CHUNKS - 1) / CHUNKS;
     walk.warps = 1 << p.split_log2;
-    walk.first = {int(blockIdx.x) * team.teams + team.index, 0, team.member};
+    walk.first = {IN_CLUSTER ? int(blockIdx.x) / CLUSTER : int(blockIdx.x) * team.teams + team.index, 0, team.member};
 
     const auto chunks_of = [&](int record) { return min(CHUNKS, chunks - record * CHUNKS); };
     typename Format::Record record[2];
@@ -125,6 +165,12 @@ template <class Format> __device__ __forceinline__ void paired(const Product &p)
     }
     const typename Format::Decoder decoder(shared, lane);
     float *exchange = reinterpret_cast<float *>(shared + Format::Decoder::BYTES);
+    PairSums &received = *reinterpret_cast<PairSums *>(exchange);
+    if constexpr (IN_CLUSTER) {
+        if (threadIdx.x == 0) prepare_arrivals(&received.arrivals);
+        __syncwarp();
+        arrive_ready();
+    }
     wait_for_previous_kernel();
 
     // The first chunk of x. Rows past the last repeat it.
@@ -187,6 +233,10 @@ template <class Format> __device__ __forceinline__ void paired(const Product &p)
             }
         }
         if (next.task != current.task) {
+            if constexpr (IN_CLUSTER) {
+                finish_in_cluster(p, current.task, rank, team.member, lane, sum, received);
+                return;
+            }
             finish_pair(p, team, current.task, lane, sum, exchange);
 #pragma unroll
             for (int slot = 0; slot < 4 * TILES; slot++) sum[slot / (2 * TILES)][slot / 2 % TILES][slot % 2] = 0.0f;
@@ -197,8 +247,12 @@ template <class Format> __device__ __forceinline__ void paired(const Product &p)
 
 }  // namespace linear
 
-// One block of twelve warps of 168 registers fills a multiprocessor.
+// One block of twelve warps of 168 registers fills a multiprocessor, or one of eight warps of a cluster.
 #define LINEAR_PAIRED(name, Format)                                                                                 \
     extern "C" __global__ void __launch_bounds__(384, 1) name##_16_paired(const __grid_constant__ linear::Product p) { \
-        linear::paired<Format>(p);                                                                                  \
+        linear::paired<Format, Format::PAIRED_AHEAD, false>(p);                                                     \
+    }                                                                                                               \
+    extern "C" __global__ void CLUSTER_OF(2) __launch_bounds__(256, 1)                                              \
+        name##_16_in_cluster(const __grid_constant__ linear::Product p) {                                           \
+        linear::paired<Format, Format::PAIRED_AHEAD < 2 ? 2 : Format::PAIRED_AHEAD, true>(p);                       \
     }

@@ -117,15 +117,16 @@ fn products_are_those_of_the_weights_and_ignore_the_other_rows() {
 }
 
 /// As many rows go to a block as it takes to have all blocks on the card at once; sixteen rows take two row tiles to a
-/// warp where those fill the card.
+/// warp where those fill the card, or to a cluster where the columns are many.
 #[test]
 fn matrices_that_fill_the_card_have_the_same_bits_for_any_number_of_rows() {
     let Some(gpu) = gpu() else { return };
+    let card = gpu.properties().multiprocessors as usize;
     for (dtype, format) in FORMATS {
-        let cols = if dtype.block_elements() == 256 { 512 } else { 576 };
-        // The last tile has nine rows; the second number of tiles is odd.
-        for tiles in [8, 12].map(|tiles| tiles * gpu.properties().multiprocessors as usize + tiles / 12) {
-            let rows = 16 * tiles - 7;
+        let wide = dtype.block_elements() == 256;
+        // The last tile has nine rows, and two numbers of tiles are odd.
+        for (tiles, cols) in [(8 * card, 576), (12 * card + 1, 576), (card - 1, 4200)] {
+            let (rows, cols) = (16 * tiles - 7, if wide { cols / 256 * 256 } else { cols / 32 * 32 });
             let case = packed(dtype, format, rows, cols);
             let matrix = upload(&gpu, &case);
             let x = normals(1, 33 * cols);

@@ -6,7 +6,7 @@
 // whole device.
 #pragma once
 
-#include "../vocabulary/device.cuh"
+#include "device.cuh"
 
 // Whether the code is compiled for cards with clusters. Without, what is below compiles to nothing and is not called.
 #if __CUDA_ARCH__ >= 900
