@@ -98,7 +98,11 @@ fn finished(child: Child) -> (i32, String, String) {
 }
 
 fn llama() -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models/llama").to_str().unwrap().to_owned()
+    golden("llama")
+}
+
+fn golden(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models").join(name).to_str().unwrap().to_owned()
 }
 
 const FAST: [&str; 4] = ["--learning-rate", "1e-2", "--steps", "150"];
@@ -204,6 +208,42 @@ fn a_fine_tune_goes_on_to_the_same_bits() {
     );
 }
 
+/// Adapters on a card beside frozen weights of each form: learning, merging, a run that is cut, and the plan.
+#[test]
+fn adapters_on_a_card_learn_facts_and_go_on_to_the_same_bits() {
+    let bench = Bench::new();
+    let model = llama();
+    let plan = ["finetune", &model, "--data", "facts.jsonl", "--device", "cuda", "--base", "nf4"];
+    let (code, out, errors) = bench.ran(&[&plan[..], &["--dry-run"]].concat());
+    if code != 0 && ["no CUDA driver", "no CUDA device"].iter().any(|missing| errors.contains(missing)) {
+        return println!("skipped: {errors}");
+    }
+    assert_eq!(code, 0, "{errors}");
+    for part in ["frozen weights", "adapters in bfloat16", "weights unpacked for products", "logits", "workspaces"] {
+        assert!(out.contains(part), "{part} is not in {out}");
+    }
+    bench.refused(1, &[&plan[..], &["--memory-budget", "1000"]].concat(), &["frozen weights", "logits", "--base nf4"]);
+
+    for base in ["f32", "bf16", "int8", "nf4"] {
+        let card = ["--device", "cuda", "--merge", "--dropout", "0.05", "--base", base, "--output", base];
+        let report = bench.finetune(&[&FAST[..], &card].concat());
+        assert!(report["device_memory_bytes"].as_u64().unwrap() > 0);
+        assert_eq!(bench.facts_known(&format!("{base}/model")), FACTS.len(), "{report}");
+    }
+
+    let arguments = ["--steps", "6", "--every", "2", "--dropout", "0.1", "--held-out", "0.3"];
+    let run = |folder: &str, more: &[&str]| bench.finetune(&[&arguments[..], &["--output", folder], more].concat());
+    let report = run("straight", &["--device", "cuda"]);
+    assert!(report["held_out_loss"].as_f64().unwrap() > 0.0);
+    for first in ["cuda", "cpu"] {
+        run(first, &["--device", first]);
+        fs::remove_dir_all(bench.path(first).join("checkpoints/step-00000006")).unwrap();
+        assert_eq!(run(first, &["--device", "cuda", "--resume"])["steps"], 6);
+    }
+    let weights = |name: &str| fs::read(bench.path(name).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(weights("straight") == weights("cuda"));
+}
+
 #[test]
 fn a_dry_run_tells_the_plan_of_adapters() {
     let bench = Bench::new();
@@ -238,9 +278,14 @@ fn what_cannot_work_is_refused_with_a_way_out() {
         assert!(!bench.path("out").exists(), "{more:?}");
     }
     // Before any card is looked for.
-    let arguments = finetune(&["--device", "cuda"]);
-    let parts = ["adapters are trained on the processor", "--device", "--full"];
-    bench.refused(2, &arguments.iter().map(String::as_str).collect::<Vec<_>>(), &parts);
+    for (model, more, parts) in [
+        ("llama", &["--rank", "12"][..], &["rank is 12", "multiples of 8"][..]),
+        ("mixtral", &[], &["model.layers.0.block_sparse_moe.experts.0.w1", "q_proj", "processor"]),
+    ] {
+        let model = golden(model);
+        let arguments = ["finetune", &model, "--data", "facts.jsonl", "--sequence-length", "64", "--device", "cuda"];
+        bench.refused(1, &[&arguments[..], more].concat(), parts);
+    }
     bench.refused(2, &["export", &model, "folder", "--type", "q8_0"], &["folder", ".gguf"]);
     bench.refused(1, &["export", &model, "x.gguf", "--adapter", "none"], &["none", "adapter_config.json"]);
     // A folder of something else is never replaced.

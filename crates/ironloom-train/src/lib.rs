@@ -29,7 +29,7 @@ pub use ema::WeightAverage;
 pub use error::{Error, Result};
 pub use gradient_norm::{GradientNorm, clip_factor};
 pub use meter::{Meter, card_rate, operations_per_token};
-pub use plan::{RunSize, adapter_memory, training_memory};
+pub use plan::{FrozenWeights, RunSize, adapter_memory, training_memory};
 pub use run::Run;
 pub use saved_tensor::{SavedTensor, SavedValues};
 pub use schedule::{Decay, Schedule};

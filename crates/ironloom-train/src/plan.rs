@@ -6,6 +6,8 @@
 
 mod card;
 
+use std::collections::HashSet;
+
 use ironloom_core::MemoryPlan;
 use ironloom_lm::{Config, FeedForwardConfig};
 use ironloom_tensor::Device;
@@ -38,22 +40,51 @@ fn processor_memory(config: &Config, options: &TrainerOptions, tokens: usize) ->
     learnt.with(format!("activations of {tokens} tokens"), activations(config, options.checkpointing, tokens as u64))
 }
 
-/// The memory of training adapters on the processor beside a frozen model whose weights take `frozen_bytes`, with batches of `tokens` tokens.
+/// The frozen weights beside which adapters are trained.
+#[derive(Clone, Copy, Debug)]
+pub struct FrozenWeights {
+    /// Bytes that they take as they are held.
+    pub bytes: u64,
+    /// Whether some are held in another form than bfloat16, so that products of many rows on a graphics card unpack them.
+    pub unpacked: bool,
+}
+
+/// The memory of training adapters on `device` beside a frozen model.
 ///
 /// # Errors
 /// The adapters' options don't make sense, or a target names none of the model's layers.
 pub fn adapter_memory(
     config: &Config,
-    frozen_bytes: u64,
+    device: &Device,
+    frozen: FrozenWeights,
     lora: &LoraOptions,
     options: &TrainerOptions,
-    tokens: usize,
+    size: RunSize,
 ) -> Result<MemoryPlan> {
+    let adapted = adapter_shapes(config, lora)?;
+    Ok(match device {
+        Device::Cuda(_) => card::adapters::memory(config, frozen, lora, &adapted, options, size),
+        _ => adapters_on_processor(config, frozen.bytes, lora, &adapted, options, size.tokens),
+    })
+}
+
+/// The shapes of the layers that get an adapter, `[outputs, inputs]` each.
+fn adapter_shapes(config: &Config, lora: &LoraOptions) -> Result<Vec<[usize; 2]>> {
     let layers = config.linear_layers();
-    let selected = lora.select(layers.iter().map(|(name, _)| name.as_str()))?;
-    let adapted = layers.iter().filter(|(name, _)| selected.contains(&name.as_str()));
+    let selected: HashSet<&str> = lora.select(layers.iter().map(|(name, _)| name.as_str()))?.into_iter().collect();
+    Ok(layers.iter().filter(|(name, _)| selected.contains(name.as_str())).map(|(_, sides)| *sides).collect())
+}
+
+fn adapters_on_processor(
+    config: &Config,
+    frozen_bytes: u64,
+    lora: &LoraOptions,
+    adapted: &[[usize; 2]],
+    options: &TrainerOptions,
+    tokens: usize,
+) -> MemoryPlan {
     let (mut parameters, mut rows) = (0, 0);
-    for (_, [outputs, inputs]) in adapted {
+    for [outputs, inputs] in adapted {
         parameters += lora.rank * (outputs + inputs);
         // The rows between the two matrices before and after the scale, and the row that dropout left.
         rows += 2 * lora.rank + if lora.dropout > 0.0 { *inputs } else { 0 };
@@ -63,7 +94,7 @@ pub fn adapter_memory(
     let plan = MemoryPlan::new().with("frozen weights", frozen_bytes);
     let learnt = learnt(parameters as u64, 0, "adapters", options);
     let plan = learnt.parts().iter().fold(plan, |plan, (part, bytes)| plan.with(part.clone(), *bytes));
-    Ok(plan.with(format!("activations of {tokens} tokens"), activations))
+    plan.with(format!("activations of {tokens} tokens"), activations)
 }
 
 const FLOAT: u64 = 4;
@@ -138,7 +169,14 @@ mod tests {
         let config = Config::dense_102m();
         let lora =
             LoraOptions { rank: 8, targets: vec!["q_proj".into(), "mlp.down_proj".into()], ..Default::default() };
-        let plan = adapter_memory(&config, 1000, &lora, &TrainerOptions::default(), 512).unwrap();
+        let plan = |lora: &LoraOptions| {
+            let size = RunSize { tokens: 512, batches: 1, measures: false };
+            let frozen = FrozenWeights { bytes: 1000, unpacked: true };
+            adapter_memory(&config, &Device::cpu(1), frozen, lora, &TrainerOptions::default(), size)
+        };
+        let wrong = LoraOptions { targets: vec!["lm_head".into()], ..lora.clone() };
+        assert!(plan(&wrong).is_err());
+        let plan = plan(&lora).unwrap();
         let bytes = |part: &str| plan.parts().iter().find(|(name, _)| name == part).map(|(_, bytes)| *bytes);
         let elements: usize = config
             .linear_layers()
@@ -149,7 +187,5 @@ mod tests {
         assert_eq!((bytes("frozen weights"), bytes("adapters")), (Some(1000), Some(4 * elements as u64)));
         assert_eq!(bytes("moments"), Some(8 * elements as u64));
         assert!(plan.total() < processor_memory(&config, &TrainerOptions::default(), 512).total() / 4);
-        let wrong = LoraOptions { targets: vec!["lm_head".into()], ..lora };
-        assert!(adapter_memory(&config, 0, &wrong, &TrainerOptions::default(), 512).is_err());
     }
 }

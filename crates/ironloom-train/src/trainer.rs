@@ -20,7 +20,7 @@ use crate::{
     card::{CardStep, CardTrainer},
     clip_factor,
     data::{Batch, counted},
-    lora::{LoraAdapter, LoraOptions},
+    lora::{LoraAdapter, LoraOptions, check_for_card},
     optimizer::{Optimizer, OptimizerOptions, Parameter, Role, Step},
 };
 
@@ -124,11 +124,15 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A trainer of adapters beside a frozen model, which is held packed.
+    /// A trainer of adapters beside a frozen model, which is held packed, on the device where it is.
     ///
     /// # Errors
-    /// The adapters are another model's, or an option is out of its range.
+    /// The adapters are another model's or such as the device does not train, or an option is out of its range.
     pub fn with_adapters(mut model: Model, adapter: &LoraAdapter, options: TrainerOptions) -> Result<Self> {
+        if let Device::Cuda(_) = model.device() {
+            let layers = adapter.layers.iter().map(|matrices| matrices.layer.as_str());
+            check_for_card(adapter.options.rank, layers, model.config())?;
+        }
         adapter.attach(&mut model)?;
         let trainer = Self::new(model, options)?;
         Ok(Self { adapters: Some((adapter.options.clone(), adapter.base_model.clone())), ..trainer })
@@ -137,7 +141,7 @@ impl Trainer {
     /// The adapters as they stand, where they are what is trained.
     ///
     /// # Errors
-    /// They are not on the processor.
+    /// The device fails.
     pub fn adapter(&self) -> Result<Option<LoraAdapter>> {
         let Some((options, base)) = &self.adapters else { return Ok(None) };
         LoraAdapter::of(&self.model, options.clone(), base.clone()).map(Some)

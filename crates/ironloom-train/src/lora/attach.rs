@@ -61,7 +61,7 @@ impl LoraAdapter {
     /// The adapters as they are on `model` now.
     ///
     /// # Errors
-    /// An adapter is not on the processor.
+    /// There are none, or the device fails.
     pub fn of(model: &Model, options: LoraOptions, base_model: Option<String>) -> Result<Self> {
         let mut layers = Vec::new();
         for (layer, linear) in model.linears() {

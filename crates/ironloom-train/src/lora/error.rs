@@ -56,6 +56,21 @@ pub enum LoraError {
         "the adapter's {layer:?} is for a layer of shape {expected:?}, and the model's is {found:?}: it belongs to another model"
     )]
     LayerShape { layer: String, expected: [usize; 2], found: [usize; 2] },
+    /// A rank that products on a graphics card don't take.
+    #[error("the adapters' rank is {rank}, and a graphics card takes multiples of 8")]
+    CardRank { rank: usize },
+    /// Adapters that only the processor trains.
+    #[error(
+        "{layer:?} is a routed expert's layer, and adapters of these are trained on the processor alone: target other layers, \
+         such as q_proj, k_proj, v_proj and o_proj, or train on the processor"
+    )]
+    CardExpert { layer: String },
+    /// A layer whose sides products on a graphics card don't take.
+    #[error(
+        "{layer:?} is of shape {sides:?}, and adapters on a graphics card are of layers whose sides are multiples of 8: target \
+         other layers, or train on the processor"
+    )]
+    CardSides { layer: String, sides: [usize; 2] },
     /// A matrix to write has another length than its layer says.
     #[error("{matrix} of {layer:?} has {found} values to write, and {expected} are needed")]
     Length { layer: String, matrix: &'static str, expected: usize, found: usize },

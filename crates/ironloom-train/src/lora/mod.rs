@@ -11,6 +11,7 @@
 //! of one, and [`LoraAdapter`] is all of them with their options, read and written in [PEFT's layout](peft).
 
 mod attach;
+mod card;
 mod error;
 pub mod peft;
 mod targets;
@@ -18,6 +19,7 @@ mod targets;
 use ironloom_core::Philox;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use card::check_for_card;
 pub use error::LoraError;
 
 /// The target that stands for every linear layer, in PEFT's word.

@@ -15,6 +15,8 @@
 //! own size only: what the way there takes by the way serves the way back, and what a layer's gradients take beyond that comes on
 //! top.
 
+pub(super) mod adapters;
+
 use std::collections::BTreeSet;
 
 use ironloom_core::MemoryPlan;
@@ -51,7 +53,8 @@ pub(super) fn memory(config: &Config, options: &TrainerOptions, size: RunSize) -
     if size.measures {
         plan = plan.with("measuring the loss", pass.measuring());
     }
-    plan.with("workspaces", PRODUCTS + pass.workspace() + optimizer_workspace(config, &options.optimizer))
+    let matrices = config.linear_layers().into_iter().map(|(_, sides)| sides);
+    plan.with("workspaces", PRODUCTS + pass.workspace() + optimizer_workspace(matrices, &options.optimizer))
 }
 
 /// A pass of so many rows.
@@ -153,8 +156,8 @@ impl Pass<'_> {
         let product = |inner: usize| self.buffer(HALF, inner);
         let (experts, width) = match (feed_forward, &self.config.experts) {
             (FeedForwardConfig::Dense { width }, _) => {
-                // Gradients of the product, of gate and of up, beside the product again.
-                return Part { kept: halves(width), passing: product(width), back: product(width) + halves(width) };
+                // The product again, and its gradient; those of gate and up take the place of both.
+                return Part { kept: halves(width), passing: product(width), back: product(width) };
             }
             (FeedForwardConfig::Routed, None) => return Part::default(),
             (FeedForwardConfig::Routed, Some(experts)) => (experts, self.config.width),
@@ -175,7 +178,7 @@ impl Pass<'_> {
         Part {
             kept: kept + shared_halves + if gated { self.buffer(WORD, width) } else { 0 },
             passing,
-            back: routed + logits + shared_product + shared_halves,
+            back: routed + logits + shared_product,
         }
     }
 
@@ -194,14 +197,13 @@ fn bytes(rows: usize, row: usize) -> u64 {
 }
 
 /// Muon works on one matrix at a time; matrices of one size share their memory.
-fn optimizer_workspace(config: &Config, optimizer: &OptimizerOptions) -> u64 {
+fn optimizer_workspace(matrices: impl Iterator<Item = [usize; 2]>, optimizer: &OptimizerOptions) -> u64 {
     if !matches!(optimizer, OptimizerOptions::Muon(_)) {
         return 0;
     }
-    let layers = config.linear_layers().into_iter();
     let workspace =
         |[rows, cols]: [usize; 2]| kernels::muon_workspace(rows, cols).map_or(u64::MAX, |size| bytes(1, size));
-    let sizes: BTreeSet<u64> = layers.map(|(_, sides)| workspace(sides)).collect();
+    let sizes: BTreeSet<u64> = matrices.map(workspace).collect();
     sizes.into_iter().fold(0, u64::saturating_add)
 }
 
@@ -226,9 +228,9 @@ mod tests {
         let elements = |bytes: u64| bytes / 4096;
         // 2 rows of 768 in 2 bytes; 768 + 2 * 256 columns and 768 of attention in 2, 12 heads in 4; 2 * 1408 in 2.
         assert_eq!(elements(layer.kept), 2 * 768 * 2 + 2 * (1280 + 768) + 4 * 12 + 2 * 2 * 1408);
-        // The residual stream twice in 4 bytes, a norm's rows and a product in 2; then as gradients, and what they come on top of.
+        // The residual stream twice in 4 bytes, a norm's rows and a product in 2; beyond that, gradients.
         assert_eq!(elements(layer.passing), 2 * 768 * 4 + 2 * 768 + 2 * 1408);
-        assert_eq!(elements(layer.back), 2 * 2 * 768 + 2 * (1280 + 768) + 4 * 12 + 2 * 3 * 1408);
+        assert_eq!(elements(layer.back), 2 * 2 * 768 + 2 * (1280 + 768) + 4 * 12 + 2 * 1408);
         assert_eq!(pass.logits(), 2048 * 2 * 32_768);
     }
 

@@ -1,6 +1,9 @@
 //! Adapters beside frozen weights of every form, against the processor's.
 
-use ironloom_lm::{Config, DenseShape, Model};
+use ironloom_lm::{
+    Config, DenseShape, LoadOptions, Model,
+    export::{TextFiles, write_trained},
+};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_train::{
@@ -11,7 +14,7 @@ use ironloom_train::{
 use super::{
     card,
     compare::step_options,
-    models::{batch, step_batches},
+    models::{Subject, batch, our_experts, qwen2_experts, step_batches},
     processor,
     steps::{assert_near, losses},
 };
@@ -23,6 +26,61 @@ fn trainer(device: &Device, format: WeightFormat, dropout: f64) -> Trainer {
     let options = LoraOptions { rank: 16, dropout, ..LoraOptions::default() };
     let adapter = LoraAdapter::new(&model, options, None, 5).unwrap();
     Trainer::with_adapters(model, &adapter, TrainerOptions { learning_rate: 3e-3, ..step_options() }).unwrap()
+}
+
+/// Adapters of attention beside a model with routed experts, all of it frozen.
+fn beside_experts(subject: &Subject, device: &Device, format: WeightFormat, options: TrainerOptions) -> Trainer {
+    let folder = tempfile::tempdir().unwrap();
+    write_trained(&subject.model(), folder.path(), &TextFiles::default()).unwrap();
+    let stored = ironloom_weights::open(folder.path()).unwrap();
+    let model = Model::load(&stored, device, &LoadOptions { format, ..LoadOptions::default() }).unwrap();
+    let targets = ["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec();
+    let adapter = LoraAdapter::new(&model, LoraOptions { targets, ..LoraOptions::default() }, None, 5).unwrap();
+    Trainer::with_adapters(model, &adapter, options).unwrap()
+}
+
+#[test]
+fn losses_beside_frozen_experts_are_the_processor_s() {
+    let Some(device) = card() else { return };
+    let options = TrainerOptions { learning_rate: 3e-3, ..step_options() };
+    let again = TrainerOptions { checkpointing: true, ..options.clone() };
+    for subject in [our_experts(), qwen2_experts()] {
+        for (name, format, bound) in [
+            ("bfloat16", WeightFormat::Bf16, 2e-2),
+            ("int8", WeightFormat::Int8, 2e-2),
+            // Levels that say where a row goes are as one in four bits: a rounding may move it.
+            ("NF4", WeightFormat::Nf4, 5e-2),
+        ] {
+            let of =
+                |device: &Device, options: &TrainerOptions| beside_experts(&subject, device, format, options.clone());
+            let name = format!("{}, {name}", subject.name);
+            let (mut host, mut there) = (of(&processor(), &options), of(&device, &options));
+            let steps: Vec<_> = (0..9).map(step_batches).collect();
+            let held = losses(&mut host, &mut there, &steps);
+            assert_near(&name, &held, bound);
+            // Every fourth step has the same rows.
+            assert!(held[8][1] < held[0][1] - 0.4, "{name}: nothing is learnt: {held:?}");
+            let mut checkpointed = of(&device, &again);
+            for (step, [_, loss]) in steps.iter().zip(&held) {
+                assert_eq!(checkpointed.step(step).unwrap().loss, *loss, "{name}, blocks run again");
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_that_a_card_does_not_train_are_refused() {
+    let Some(device) = card() else { return };
+    let refused = |config: &Config, rank: usize| {
+        let model = Model::random(config, &device, WeightFormat::Bf16, 3).unwrap();
+        let adapter = LoraAdapter::new(&model, LoraOptions { rank, ..LoraOptions::default() }, None, 5).unwrap();
+        Trainer::with_adapters(model, &adapter, step_options()).err().unwrap().to_string()
+    };
+    assert!(refused(&our_experts().config, 16).contains(".experts.0."));
+    let shape =
+        DenseShape { vocab_size: 64, width: 64, layers: 1, heads: 1, kv_heads: 1, head_width: 64, inner_width: 100 };
+    assert!(refused(&Config::dense(shape), 16).contains("100"));
+    assert!(refused(&Config::dense(DenseShape { inner_width: 96, ..shape }), 4).contains("rank is 4"));
 }
 
 #[test]

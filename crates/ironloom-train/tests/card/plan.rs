@@ -1,10 +1,12 @@
 //! The memory plan against what a run takes of the card.
 
 use ironloom_lm::{Config, Model};
+use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_train::{
-    RunSize, Trainer, TrainerOptions,
+    FrozenWeights, RunSize, Trainer, TrainerOptions, adapter_memory,
     data::Batch,
+    lora::{LoraAdapter, LoraOptions},
     optimizer::{AdamWOptions, MuonOptions, OptimizerOptions},
     training_memory,
 };
@@ -55,5 +57,39 @@ fn a_run_takes_what_the_plan_says() {
         println!("{name}: {} MiB of {} MiB planned: {plan}", held >> 20, planned >> 20);
         assert!(held <= planned, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
         assert!(held >= planned / 10 * 7, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
+    }
+}
+
+#[test]
+fn adapters_take_what_the_plan_says() {
+    let Some(device) = card() else { return };
+    let Device::Cuda(cuda) = &device else { unreachable!("a card was asked for") };
+    let gpu = cuda.gpu();
+    let attention = ["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec();
+    let (all, attention) =
+        (LoraOptions::default(), LoraOptions { targets: attention, dropout: 0.1, ..LoraOptions::default() });
+    let checkpointing = TrainerOptions { checkpointing: true, ..step_options() };
+    for (name, config, format, lora, options, documents) in [
+        ("dense, bfloat16", Config::dense_102m(), WeightFormat::Bf16, &all, step_options(), 8),
+        ("dense, int8, dropout", Config::dense_102m(), WeightFormat::Int8, &attention, step_options(), 4),
+        ("dense, NF4, checkpointing", Config::dense_102m(), WeightFormat::Nf4, &all, checkpointing, 16),
+        ("routed, int8", Config::moe_55m(), WeightFormat::Int8, &attention, step_options(), 4),
+    ] {
+        let batches = [(); 2].map(|()| batch(documents, config.vocab_size));
+        let size = RunSize { tokens: documents * 512, batches: 2, measures: true };
+        gpu.trim();
+        let before = gpu.held_bytes();
+        let model = Model::random(&config, &device, format, 1).unwrap();
+        let frozen = FrozenWeights { bytes: model.weight_bytes(), unpacked: format != WeightFormat::Bf16 };
+        let plan = adapter_memory(&config, &device, frozen, lora, &options, size).unwrap();
+        let adapter = LoraAdapter::new(&model, lora.clone(), None, 1).unwrap();
+        let mut trainer = Trainer::with_adapters(model, &adapter, options).unwrap();
+        trainer.step(&batches).unwrap();
+        trainer.evaluate(&batches[..1]).unwrap();
+        trainer.step(&batches).unwrap();
+        let (held, planned) = (gpu.held_bytes() - before, plan.total() as usize);
+        println!("{name}: {} MiB of {} MiB planned: {plan}", held >> 20, planned >> 20);
+        assert!(held <= planned, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
+        assert!(held >= planned / 10 * 5, "{name}: {held} bytes are held, and {planned} were planned: {plan}");
     }
 }

@@ -10,10 +10,12 @@ mod options;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use ironloom_core::DType;
 use ironloom_lm::{Model, export::TextFiles};
 use ironloom_quant::WeightFormat;
+use ironloom_tensor::Device;
 use ironloom_train::{
-    Run, Trainer, adapter_memory,
+    FrozenWeights, Run, RunSize, Trainer, adapter_memory,
     data::Loader,
     lora::{LoraAdapter, LoraOptions},
     resume, resume_adapters,
@@ -28,7 +30,7 @@ use super::{
 };
 use crate::{
     console::Console,
-    failure::{Outcome, Usage},
+    failure::Outcome,
     figures::counted,
     interrupt,
     loading::{self, Weights},
@@ -40,6 +42,7 @@ const EXAMPLES: &str = "\
 Examples:
   ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --epochs 20 --merge
   ironloom finetune model.gguf --data notes.txt --base nf4 --rank 32 --targets q_proj,v_proj
+  ironloom finetune Qwen2.5-7B/ --data chats.jsonl --base nf4 --device cuda
   ironloom finetune Qwen2.5-0.5B/ --data chats.jsonl --full --learning-rate 1e-5 --held-out 0.05 --device cuda
   ironloom finetune SmolLM2-135M-Instruct/ --data facts.jsonl --dry-run
 
@@ -111,12 +114,10 @@ struct Report<'a> {
 pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     interrupt::install()?;
     let lora = if arguments.full { None } else { Some(arguments.adapters.lora()?) };
-    if lora.is_some() && arguments.machine.device.is_card() {
-        let advice =
-            "adapters are trained on the processor so far: leave out --device, or train all weights with --full";
-        return Err(Usage(advice.to_owned()).into());
+    let Chosen { mut config, length, model } = options::choose(arguments)?;
+    if let Some(lora) = lora.as_ref().filter(|_| arguments.machine.device.is_card()) {
+        lora.check_for_card(&model)?;
     }
-    let Chosen { mut config, length } = options::choose(arguments)?;
     let options = run_options(&config, loading::name(&arguments.model));
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
     let device = arguments.machine.open()?;
@@ -124,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let mut prepared = Prepared::new(&config, None, &device, console)?;
     length.set(&mut config, &mut prepared);
     if let Some(lora) = &lora {
-        plan_adapters(arguments, lora, &config, &mut prepared)?;
+        plan_adapters(arguments, lora, &config, &device, &mut prepared)?;
     }
     let resumed = resumed(beginning, &config, &options, console)?;
     let available = arguments.machine.device.available(&device)?;
@@ -138,22 +139,22 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
         bail!("a fine-tune needs a model");
     };
     let training = config.training.clone();
-    let adapted = || load(&checkpoint, &device, arguments.adapters.base.into(), console);
+    let base = |device: &Device| load(&checkpoint, device, arguments.adapters.base.into(), console);
     let run = match (&lora, resumed.as_deref()) {
         (None, Some(last)) => {
             Run::resume(&config.output, resume(last, &device, training)?, loader, text.clone(), options)?
         }
         (Some(lora), Some(last)) => {
-            let goes_on = resume_adapters(last, adapted()?, training)?;
+            let goes_on = resume_adapters(last, base(&device)?, training)?;
             warn_of_other_adapters(lora, &goes_on.0, console)?;
             Run::resume(&config.output, goes_on, loader, text.clone(), options)?
         }
         (lora, None) => {
             let trainer = match lora {
                 Some(lora) => {
-                    let (base, name) = (adapted()?, arguments.model.display().to_string());
-                    let adapter = LoraAdapter::new(&base, lora.clone(), Some(name), training.seed)?;
-                    Trainer::with_adapters(base, &adapter, training)?
+                    let (model, name) = (base(&device)?, arguments.model.display().to_string());
+                    let adapter = LoraAdapter::new(&model, lora.clone(), Some(name), training.seed)?;
+                    Trainer::with_adapters(model, &adapter, training)?
                 }
                 None => {
                     let mut model = load(&checkpoint, &device.processor(), WeightFormat::F32, console)?;
@@ -168,12 +169,16 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
         }
     };
     let (ended, follower) = go(run.with_held_out(held_out), config.training.steps, console)?;
-    finish(arguments, &config, ended, &follower, &Text { files: text, probe }, console)
+    let merges = arguments.merge && ended.reason == EndReason::Done;
+    let merging = Merging { base: &|| base(&device.processor()), text, probe };
+    finish(arguments, &config, ended, &follower, merges.then_some(&merging), console)
 }
 
-/// What is needed to write and to judge a merged model.
-struct Text {
-    files: TextFiles,
+/// What is needed to make, to judge and to write a merged model.
+struct Merging<'a> {
+    /// Loads the frozen model on the processor.
+    base: &'a dyn Fn() -> Result<Model>,
+    text: TextFiles,
     probe: Vec<u32>,
 }
 
@@ -182,14 +187,26 @@ fn plan_adapters(
     arguments: &Arguments,
     lora: &LoraOptions,
     config: &TrainConfig,
+    device: &Device,
     prepared: &mut Prepared,
 ) -> Result<()> {
     let Some(checkpoint) = &prepared.checkpoint else { return Ok(()) };
     let layers = prepared.config.linear_layers();
     let selected = lora.select(layers.iter().map(|(name, _)| name.as_str()))?.len();
-    let frozen = prepared.config.weight_bytes(checkpoint, arguments.adapters.base.into());
-    let tokens = config.batch.sequence_length * config.batch.rows;
-    prepared.memory = adapter_memory(&prepared.config, frozen, lora, &config.training, tokens)?;
+    let is_half = match arguments.adapters.base {
+        Weights::Keep => {
+            checkpoint.tensors().filter(|info| info.shape.rank() > 1).all(|info| info.dtype == DType::BF16)
+        }
+        other => other == Weights::Bf16,
+    };
+    let bytes = prepared.config.weight_bytes(checkpoint, arguments.adapters.base.into());
+    let frozen = FrozenWeights { bytes, unpacked: !is_half };
+    let size = RunSize {
+        tokens: config.batch.sequence_length * config.batch.rows,
+        batches: config.batch.accumulate,
+        measures: !prepared.held_out.is_empty(),
+    };
+    prepared.memory = adapter_memory(&prepared.config, device, frozen, lora, &config.training, size)?;
     prepared.plan.memory = prepared.memory.parts().to_vec();
     let held = match arguments.adapters.base {
         Weights::Keep => "as it is stored".to_owned(),
@@ -234,7 +251,7 @@ fn finish(
     config: &TrainConfig,
     ended: Ended,
     follower: &Follower<'_>,
-    text: &Text,
+    merging: Option<&Merging<'_>>,
     console: &Console,
 ) -> Result<Outcome> {
     let Ended { reason: why, trainer, checkpoint, model: written } = ended;
@@ -242,9 +259,9 @@ fn finish(
     let (mut adapter, mut model, mut merged) = (None, written, None);
     if !arguments.full {
         adapter = model.take();
-        if arguments.merge && why == EndReason::Done {
+        if let Some(merging) = merging {
             let folder = config.output.join("model");
-            merged = Some(merge(trainer.into_model(), &folder, text)?);
+            merged = Some(merge(trainer, &folder, merging)?);
             model = Some(folder);
         }
     }
@@ -286,9 +303,18 @@ fn finish(
     Ok(outcome(why))
 }
 
-/// Adds the adapters to the model and writes it.
-fn merge(mut model: Model, folder: &Path, text: &Text) -> Result<Merged> {
-    let merged = merging::merge(&mut model, &text.probe)?;
-    merging::write_folder(&model, folder, &text.files)?;
+/// Adds the adapters to the model and writes it. What was trained on a card is merged on the processor.
+fn merge(trainer: Trainer, folder: &Path, merging: &Merging<'_>) -> Result<Merged> {
+    let mut model = match (trainer.model().device(), trainer.adapter()?) {
+        (Device::Cuda(_), Some(adapter)) => {
+            drop(trainer);
+            let mut model = (merging.base)()?;
+            adapter.attach(&mut model)?;
+            model
+        }
+        _ => trainer.into_model(),
+    };
+    let merged = merging::merge(&mut model, &merging.probe)?;
+    merging::write_folder(&model, folder, &merging.text)?;
     Ok(merged)
 }

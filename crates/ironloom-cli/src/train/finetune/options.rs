@@ -114,10 +114,11 @@ impl AdapterOptions {
     }
 }
 
-/// A configuration, and how long its run is, which the data decide.
+/// A configuration, how long its run is, which the data decide, and the model's description.
 pub(super) struct Chosen {
     pub(super) config: TrainConfig,
     pub(super) length: Length,
+    pub(super) model: Config,
 }
 
 #[derive(Clone, Copy)]
@@ -133,8 +134,8 @@ pub(super) enum Length {
 pub(super) fn choose(arguments: &Arguments) -> Result<Chosen> {
     let Arguments { model, output, full, data, steps, .. } = arguments;
     let format = format(&data.data)?;
-    let positions = Config::from_checkpoint(&loading::open(model)?)?.context_length;
-    let sequence_length = data.sequence_length.map_or(positions.min(512), |length| length as usize);
+    let described = Config::from_checkpoint(&loading::open(model)?)?;
+    let sequence_length = data.sequence_length.map_or(described.context_length.min(512), |length| length as usize);
     // An answer's rest without its question teaches to answer nothing; of a text any part is one.
     let overlong = match format {
         SourceFormat::Chat { .. } | SourceFormat::Completion => Overlong::Cut,
@@ -174,7 +175,7 @@ pub(super) fn choose(arguments: &Arguments) -> Result<Chosen> {
         checkpoints: CheckpointsTable { every: steps.every, keep: 2 },
     };
     let length = steps.steps.map_or(Length::Epochs(steps.epochs), Length::Steps);
-    Ok(Chosen { config, length })
+    Ok(Chosen { config, length, model: described })
 }
 
 /// The format that all files have.

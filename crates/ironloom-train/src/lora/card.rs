@@ -1,0 +1,71 @@
+//! Which adapters a graphics card trains.
+
+use std::collections::HashSet;
+
+use ironloom_lm::Config;
+
+use super::{LoraError, LoraOptions};
+
+/// Products on a card take rows of a multiple of so many elements.
+const MULTIPLE: usize = 8;
+
+impl LoraOptions {
+    /// Whether a graphics card trains these adapters of a model of `config`.
+    ///
+    /// # Errors
+    /// It does not, for their rank, or since a target is a routed expert or a layer of odd sides; or see [`LoraOptions::select`].
+    pub fn check_for_card(&self, config: &Config) -> Result<(), LoraError> {
+        let layers = config.linear_layers();
+        let selected = self.select(layers.iter().map(|(name, _)| name.as_str()))?;
+        check_for_card(self.rank, selected, config)
+    }
+}
+
+/// Whether a graphics card trains adapters of `rank` of the layers `adapted` of a model.
+pub(crate) fn check_for_card<'a>(
+    rank: usize,
+    adapted: impl IntoIterator<Item = &'a str>,
+    config: &Config,
+) -> Result<(), LoraError> {
+    if !rank.is_multiple_of(MULTIPLE) {
+        return Err(LoraError::CardRank { rank });
+    }
+    let adapted: HashSet<&str> = adapted.into_iter().collect();
+    for (layer, sides) in config.linear_layers() {
+        if !adapted.contains(layer.as_str()) {
+            continue;
+        }
+        if layer.contains(".experts.") {
+            return Err(LoraError::CardExpert { layer });
+        }
+        if sides.iter().any(|side| !side.is_multiple_of(MULTIPLE)) {
+            return Err(LoraError::CardSides { layer, sides });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_card_does_not_train_is_refused_by_name() {
+        let check = |config: &Config, rank: usize, targets: &[&str]| {
+            let targets = targets.iter().map(|&target| target.to_owned()).collect();
+            LoraOptions { rank, targets, ..LoraOptions::default() }.check_for_card(config)
+        };
+        let (dense, routed) = (Config::dense_102m(), Config::moe_55m());
+        assert!(check(&dense, 16, &["all-linear"]).is_ok());
+        assert!(check(&routed, 16, &["q_proj", "o_proj", "shared_expert.up_proj"]).is_ok());
+        let refused = |config: &Config, rank, targets: &[&str]| check(config, rank, targets).unwrap_err().to_string();
+        assert!(refused(&dense, 12, &["q_proj"]).contains("12"));
+        let message = refused(&routed, 16, &["all-linear"]);
+        assert!(message.contains("model.layers.2.mlp.experts.0.gate_proj"), "{message}");
+        let mut odd = dense;
+        odd.layers[0].feed_forward = ironloom_lm::FeedForwardConfig::Dense { width: 1404 };
+        let message = refused(&odd, 16, &["down_proj"]);
+        assert!(message.contains("model.layers.0.mlp.down_proj") && message.contains("1404"), "{message}");
+        assert!(check(&odd, 16, &["q_proj"]).is_ok());
+    }
+}
