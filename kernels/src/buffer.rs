@@ -76,9 +76,14 @@ impl Buffer {
         self.memory.bytes
     }
 
+    /// How many share it.
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.memory)
+    }
+
     /// Whether nothing else shares it.
     pub fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.memory) == 1
+        self.holders() == 1
     }
 }
 

@@ -391,6 +391,13 @@ impl Gradients {
         held.gradient.columns(before..before + own)
     }
 
+    /// Takes the gradient of what `slot` is columns of to be written over `whole`, which is that itself: nothing reads it any more.
+    pub(crate) fn write_over(&mut self, slot: &Slot, whole: Tensor) {
+        if slot.columns.is_some_and(|(width, _)| width == whole.width()) && self.get(slot.id).is_none() {
+            self.put(slot, whole);
+        }
+    }
+
     /// Lets `write` set (`first`) or add to the elements of a slot's gradient.
     pub(crate) fn write(&mut self, slot: &Slot, write: impl FnOnce(&mut [f32], bool) -> Result<()>) -> Result<()> {
         let held = match self.held.entry(slot.id) {

@@ -169,6 +169,24 @@ impl Tensor {
         Ok(Self { shape, storage, offset: self.offset, id: TensorId::next(), recipe: None })
     }
 
+    /// The wider rows on a graphics card that `parts` are columns of, where nothing else shares their memory.
+    pub(crate) fn whole_of<const N: usize>(parts: [&Self; N]) -> Option<Self> {
+        let storages = parts.map(|part| match &part.storage {
+            Storage::Cuda(storage) => Some((part, storage)),
+            Storage::F32(_) => None,
+        });
+        let (first, storage) = (*storages.first()?)?;
+        let home = storage.buffer.slice().address();
+        let together = storages
+            .iter()
+            .flatten()
+            .filter(|(part, storage)| part.offset == first.offset && storage.buffer.slice().address() == home);
+        let (stride, _) = storage.columns.filter(|_| together.count() == N && storage.buffer.holders() == N)?;
+        let storage = Storage::Cuda(CudaStorage { columns: None, ..storage.clone() });
+        let shape = Shape::from([first.rows(), stride]);
+        Some(Self { shape, storage, offset: first.offset, id: TensorId::next(), recipe: None })
+    }
+
     /// The dimensions, outermost first.
     pub fn shape(&self) -> &Shape {
         &self.shape

@@ -209,6 +209,10 @@ pub(in crate::ops) fn record_gated_activation(
     tape.record(&out, move |gradient, gradients| {
         let (rows, width) = (gate.rows(), gate.width());
         let g = gradient.operand(&gpu, NAME)?;
+        // Both are columns of one piece of memory, which takes their gradients once they are all that hold it.
+        if let (Some(slot), Some(whole)) = (&to_gate, Tensor::whole_of([&gate, &up])) {
+            gradients.write_over(slot, whole);
+        }
         let d_gate = destination(&gpu, to_gate.as_ref(), [rows, width], gradients, NAME)?;
         let d_up = destination(&gpu, to_up.as_ref(), [rows, width], gradients, NAME)?;
         let (gate, up) = (gate.cuda_rows(NAME)?, up.cuda_rows(NAME)?);
