@@ -474,4 +474,20 @@ mod tests {
         assert_eq!(found, expected);
         assert!((few, kept) == (2, 4));
     }
+
+    #[test]
+    fn only_the_last_values_of_a_part_that_runs_again_are_unread() {
+        let (device, tape, runs) = (Device::cpu(1), Tape::new(), Rc::new(RefCell::new(Vec::new())));
+        let (x, seen) = (tensor(&[1.0, -2.0]), runs.clone());
+        tape.watch(&x);
+        let cx = Context::training(&device, &tape);
+        assert!(!cx.last().is_unread());
+        let part = move |cx: &Context<'_>, x: &Tensor| {
+            seen.borrow_mut().push((cx.is_unread(), cx.last().is_unread(), cx.last().inside().is_unread()));
+            ops::scale(&cx.last(), x.clone(), 2.0)
+        };
+        let y = tape.checkpoint(&cx, &x, part).unwrap();
+        tape.backward(&y, tensor(&[1.0, -1.0]), &mut Gradients::new()).unwrap();
+        assert_eq!(*runs.borrow(), [(false, false, false), (false, true, false)]);
+    }
 }
