@@ -171,9 +171,9 @@ impl Pass<'_> {
         let kept = 4 * bytes(places, WORD) + self.buffer(WORD, experts.count) + by_place(2 * inner);
         // Their product, what experts give, and the rows with what the shared expert gave.
         let passing = by_place(inner) + by_place(width) + self.buffer(WORD, width) + shared_product;
-        // Gradients of what experts give, of their product, which takes its place, of gate and up; their inputs picked anew;
-        // the gradients of weights and of the router's logits.
-        let routed = 2 * by_place(width) + by_place(inner) + by_place(2 * inner) + bytes(places, WORD);
+        // Gradients of what experts give, of their product, which takes its place, as those of gate and up do theirs; their
+        // inputs picked anew; the gradients of weights and of the router's logits.
+        let routed = 2 * by_place(width) + by_place(inner) + bytes(places, WORD);
         let logits = self.buffer(HALF, experts.count.next_multiple_of(8));
         Part {
             kept: kept + shared_halves + if gated { self.buffer(WORD, width) } else { 0 },

@@ -320,25 +320,25 @@ impl Back {
         kernels::routed_spread(gpu, &spread)?;
         let d_product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
         self.input_gradient(&d_outputs, &self.stacks.down(gpu)?, &d_product, false)?;
-        let d_halves = Tensor::allocate(gpu, Form::Bf16, [places, 2 * inner], NAME)?;
         let dots = gpu.allocate(4 * places, NAME)?;
         let part = |whole: &Tensor, number: usize| whole.columns(number * inner..(number + 1) * inner);
         let [gate, up] = [part(&self.halves, 0)?, part(&self.halves, 1)?];
-        let [d_gate, d_up] = [part(&d_halves, 0)?, part(&d_halves, 1)?];
-        // The product takes the place of its gradient.
+        let (gate, up) = (columns(gate.cuda_rows(NAME)?), columns(up.cuda_rows(NAME)?));
+        // Gradients take the places of gate and up, and the product that of its gradient: a node of a tape runs once.
         let gated = kernels::GatedActivationBackward {
-            gate: columns(gate.cuda_rows(NAME)?),
-            up: columns(up.cuda_rows(NAME)?),
+            gate,
+            up,
             gradient: columns(d_product.cuda_rows(NAME)?),
-            gate_gradient: columns(d_gate.cuda_rows(NAME)?),
-            up_gradient: columns(d_up.cuda_rows(NAME)?),
+            gate_gradient: gate,
+            up_gradient: up,
             product: Some(columns(d_product.cuda_rows(NAME)?)),
             rows: places,
             width: inner,
             activation: self.activation.kernel(),
         };
         kernels::gated_activation_backward_dots(gpu, &gated, dots.slice())?;
-        self.weight_gradients(&d_outputs, &d_product, &d_halves, gradients)?;
+        let d_halves = &self.halves;
+        self.weight_gradients(&d_outputs, &d_product, d_halves, gradients)?;
         drop((d_outputs, d_product));
         if let Some(slot) = to_x {
             let d_places = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
