@@ -94,6 +94,7 @@ impl Task {
     }
 }
 
+const F32: RandomWeights = RandomWeights::As(WeightFormat::F32);
 const BF16: RandomWeights = RandomWeights::As(WeightFormat::Bf16);
 const INT8: RandomWeights = RandomWeights::As(WeightFormat::Int8);
 const NF4: RandomWeights = RandomWeights::As(WeightFormat::Nf4);
@@ -165,7 +166,7 @@ pub(super) const ALL: [Benchmark; 39] = [
         .beside(&["train-dense-1.2b-8x2048"]),
     on_card("checkpointing-16x512", "steps of moe-55m, blocks run again on the way back", TOKENS, Task::Checkpointing),
     on_card("adam8-4x1024", "steps of moe-55m, moments of a byte", TOKENS, Task::Adam8),
-    on_card("lora-bf16", "adapters of attention beside dense-102m, 4 x 512, bfloat16", TOKENS, Task::Adapters(BF16)),
+    on_card("lora-fp32", "adapters of attention beside moe-55m, 4 x 512, F32", TOKENS, Task::Adapters(F32)),
     on_card("lora-int8", "the same, int8 rows", TOKENS, Task::Adapters(INT8)),
     on_card("lora-nf4", "the same, NF4 blocks", TOKENS, Task::Adapters(NF4)),
 ];
