@@ -166,7 +166,12 @@ pub(super) const ALL: [Benchmark; 39] = [
         .beside(&["train-dense-1.2b-8x2048"]),
     on_card("checkpointing-16x512", "steps of moe-55m, blocks run again on the way back", TOKENS, Task::Checkpointing),
     on_card("adam8-4x1024", "steps of moe-55m, moments of a byte", TOKENS, Task::Adam8),
-    on_card("lora-fp32", "adapters of attention beside moe-55m, 4 x 512, F32", TOKENS, Task::Adapters(F32)),
+    on_card(
+        "lora-fp32",
+        "adapters of attention beside moe-55m, 4 x 512, F32 (experts bfloat16)",
+        TOKENS,
+        Task::Adapters(F32),
+    ),
     on_card("lora-int8", "the same, int8 rows", TOKENS, Task::Adapters(INT8)),
     on_card("lora-nf4", "the same, NF4 blocks", TOKENS, Task::Adapters(NF4)),
 ];
