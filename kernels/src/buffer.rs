@@ -2,7 +2,7 @@
 //!
 //! Lasting memory (weights, caches) is given back to the driver when its buffer is dropped. Memory of a pass comes from a
 //! pool: a dropped buffer is free for the next of its size at once, which is safe because everything runs in one stream. A
-//! captured graph has a pool of its own, which lives as long as the graph replays into it.
+//! captured graph has a pool of its own, which lives as long as the graph replays into it and gives nothing back before.
 
 use std::{
     collections::HashMap,
@@ -164,11 +164,20 @@ pub(crate) struct Pool {
     free: Mutex<HashMap<usize, Vec<u64>>>,
     /// Bytes it holds, in use or free.
     held: AtomicUsize,
+    /// Of a graph's pool: the one beside it, which may have memory that nobody uses.
+    beside: Option<Arc<Pool>>,
 }
 
 impl Pool {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, free: Mutex::default(), held: AtomicUsize::new(0) }
+        Self { shared, free: Mutex::default(), held: AtomicUsize::new(0), beside: None }
+    }
+
+    /// The pool of a graph. What it has taken it keeps: the graph is recorded in the memory that its kernels ran in.
+    pub(crate) fn of_graph(beside: Arc<Pool>) -> Self {
+        let mut pool = Self::new(beside.shared.clone());
+        pool.beside = Some(beside);
+        pool
     }
 
     /// Bytes it holds, in use or free.
@@ -194,8 +203,15 @@ impl Pool {
         Ok(Buffer { memory: Arc::new(Memory { address, bytes, taken, home: Home::Pool(self.clone()) }) })
     }
 
-    /// Gives unused memory back to the driver.
+    /// Gives unused memory back to the driver: of a graph's pool that of the one beside it. Nothing while a stream is
+    /// recorded, for giving back waits for it, which ends a recording.
     pub(crate) fn trim(&self) {
+        if !self.shared.is_capturing().unwrap_or(true) {
+            self.beside.as_deref().unwrap_or(self).give_back();
+        }
+    }
+
+    fn give_back(&self) {
         for (taken, addresses) in self.free().drain() {
             for address in addresses {
                 self.shared.free(address, taken);
@@ -215,7 +231,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.trim();
+        self.give_back();
     }
 }
 

@@ -30,11 +30,12 @@ impl Gpu {
         mut work: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<(Graph, T), E> {
         let shared = &self.inner.shared;
-        let pool = Arc::new(Pool::new(shared.clone()));
         let swap = |pool: Arc<Pool>| {
             std::mem::replace(&mut *self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner), pool)
         };
-        let general = swap(pool.clone());
+        let general = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let pool = Arc::new(Pool::of_graph(general.clone()));
+        swap(pool.clone());
         let captured = work().and_then(|first| {
             drop(first);
             self.synchronize()?;
@@ -57,6 +58,11 @@ impl Gpu {
         Ok((Graph { shared: shared.clone(), executable, pool, nodes }, result))
     }
 
+    /// Whether what is put into the stream is recorded instead of run.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        self.inner.shared.is_capturing()
+    }
+
     /// A point in the stream.
     ///
     /// # Errors
@@ -71,6 +77,16 @@ impl Gpu {
         let event = Event { shared: self.inner.shared.clone(), raw };
         call!(cuEventRecord(raw, self.inner.shared.stream))?;
         Ok(event)
+    }
+}
+
+impl Shared {
+    /// Whether what is put into the stream is recorded instead of run.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        self.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        call!(cuStreamIsCapturing(self.stream, &mut status))?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 }
 

@@ -38,3 +38,25 @@ fn a_device_that_is_not_there_is_an_error() {
     let error = Gpu::open(1000).unwrap_err();
     assert!(matches!(error, Error::NoDriver | Error::NoDevice { ordinal: 1000, .. }), "{error}");
 }
+
+#[test]
+fn a_graph_that_has_no_room_for_all_of_its_memory_is_refused() {
+    let Some(gpu) = gpu() else { return };
+    let work = || {
+        for bytes in [8 << 20, 12 << 20] {
+            gpu.clear(gpu.allocate(bytes, "a test")?.slice())?;
+        }
+        Ok::<_, Error>(())
+    };
+    // Room for the one after the other: the first would have to be given back while the graph still works in it.
+    gpu.trim();
+    gpu.set_budget(gpu.held_bytes() + (13 << 20));
+    assert!(matches!(gpu.capture(work).err(), Some(Error::OverBudget { .. })));
+    // What lies unused beside a graph's memory is given back for it.
+    gpu.set_budget(gpu.held_bytes() + (24 << 20));
+    drop(gpu.allocate(16 << 20, "a test").unwrap());
+    let (graph, ()) = gpu.capture(work).unwrap();
+    graph.replay().unwrap();
+    gpu.synchronize().unwrap();
+    assert_eq!(graph.workspace_bytes(), 20 << 20);
+}
