@@ -150,6 +150,9 @@ impl Gpu {
             budget: AtomicUsize::new(usize::MAX),
         };
         shared.bind()?;
+        // The driver keeps room for the stack of every thread that the card can hold, by default 1 KiB each, 264 MiB on an
+        // H200. It makes more when a kernel needs more. Where it keeps the room, nothing is lost.
+        let _ = call!(cuCtxSetLimit(sys::CUlimit::CU_LIMIT_STACK_SIZE, 0));
         call!(cuStreamCreate(&mut shared.stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
         let shared = Arc::new(shared);
         // Captured overlap became edges of graphs with CUDA 12.3.
