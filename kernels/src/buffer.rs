@@ -248,7 +248,8 @@ impl Shared {
         // SAFETY: the driver writes one address.
         match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
             sys::CUresult::CUDA_SUCCESS => {
-                self.held.fetch_add(bytes, Relaxed);
+                let before = self.held.fetch_add(bytes, Relaxed);
+                self.peak.fetch_max(before + bytes, Relaxed);
                 Ok(address)
             }
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {

@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) stream: sys::CUstream,
     /// Bytes taken from the driver.
     pub(crate) held: AtomicUsize,
+    /// The most that was held.
+    pub(crate) peak: AtomicUsize,
     /// The most bytes to take.
     pub(crate) budget: AtomicUsize,
 }
@@ -147,6 +149,7 @@ impl Gpu {
             context,
             stream: std::ptr::null_mut(),
             held: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
             budget: AtomicUsize::new(usize::MAX),
         };
         shared.bind()?;
@@ -187,6 +190,11 @@ impl Gpu {
     /// Bytes taken from the driver by this program and not given back.
     pub fn held_bytes(&self) -> usize {
         self.inner.shared.held.load(Relaxed)
+    }
+
+    /// The most of [`Gpu::held_bytes`] so far.
+    pub fn peak_bytes(&self) -> usize {
+        self.inner.shared.peak.load(Relaxed)
     }
 
     /// Sets the most bytes to take from the driver.

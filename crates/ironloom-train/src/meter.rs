@@ -77,10 +77,10 @@ impl Meter {
         self.share_of_token.map(|share| share * tokens_per_second).filter(|share| share.is_finite())
     }
 
-    /// Bytes that this process has taken of the card; none without one.
+    /// The most bytes that this process has had of the card at a time; none without one.
     pub fn memory_bytes(&self) -> Option<u64> {
         match &self.device {
-            Device::Cuda(cuda) => Some(cuda.gpu().held_bytes() as u64),
+            Device::Cuda(cuda) => Some(cuda.gpu().peak_bytes() as u64),
             _ => None,
         }
     }

@@ -22,6 +22,7 @@ fn what_is_dropped_is_given_back_and_what_is_too_much_is_refused() {
     assert_eq!(gpu.held_bytes(), before);
     let pooled = gpu.allocate(1 << 20, "a test").unwrap();
     let address = pooled.slice().address();
+    assert!(gpu.peak_bytes() >= before + (1 << 20));
     drop(pooled);
     assert_eq!(gpu.allocate(1 << 20, "a test").unwrap().slice().address(), address, "freed memory is used again");
     gpu.trim();
