@@ -12,13 +12,10 @@
 // forward pass need not keep it: the gradient of the projection behind it takes it from here. The dots give the gradient
 // of a factor that g has been multiplied by without what the projection made: <dout, W y> = <W^T dout, y>.
 //
-// Bound: three reads and two or three writes of 2 bytes. The exponential and the division are the fast ones: their errors
-// of a few units in the last place of F32 are far under the rounding to BF16, and the accurate ones would weigh as much as
-// the memory.
+// Bound: three reads and two or three writes of 2 bytes.
 
+#include "training/gate.cuh"
 #include "training/rows.cuh"
-
-constexpr int GELU_TANH = 1;
 
 struct Call {
     const bf16 *gate, *up, *gradient;
@@ -31,14 +28,7 @@ struct Call {
 
 // Turns gate and up into their gradients, and the gradient into the product.
 __device__ __forceinline__ void turn_back(float &gate, float &up, float &gradient, int activation) {
-    float z = gate, slope = 1.0f;
-    if (activation == GELU_TANH) {
-        // Where |x| > 16 the sigmoid is 0 or 1, and the powers of x must not overflow.
-        const float x = fminf(fmaxf(gate, -16.0f), 16.0f);
-        z = 1.5957691f * fmaf(x * x * x, 0.044715f, x);
-        slope = 1.5957691f * fmaf(x * x, 0.134145f, 1.0f);
-    }
-    const float sigmoid = __fdividef(1.0f, 1.0f + __expf(-z));
+    const auto [sigmoid, slope] = find_gate(gate, activation);
     const float active = gate * sigmoid, product = active * up;
     gate = gradient * up * fmaf(active * (1.0f - sigmoid), slope, sigmoid);
     up = gradient * active;

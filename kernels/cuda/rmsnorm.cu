@@ -14,7 +14,11 @@
 // are on their way before the kernel before has ended. Runs of up to 256 take one warp each and no barrier. Widths that
 // are not a multiple of 4, or above 16,384, take the plain kernel, which reads the row twice.
 //
-// The order of sums is a function of the width alone.
+// A training step has thousands of rows and is bound by their bytes: there runs of up to 1,024 have a warp, so few registers
+// that 4,096 rows are all on their way at once, and no barrier; the weights come last, from the first-level cache. A block for
+// a row of 768 took 8.6 us for [4096, 768], a quarter of its threads idle.
+//
+// The order of sums is a function of the width, and of whether the kernel is that of a training step.
 
 #include "training/rows.cuh"
 
@@ -38,12 +42,6 @@ __device__ __forceinline__ Run find_run(const Input &input, int runs, int width,
     const size_t row = index / runs, run = index % runs;
     return {element(input.x, input.form, row * input.stride + run * width),
             input.copy == nullptr ? nullptr : input.copy + index * width, row, run * width, size_t(runs) * width};
-}
-
-// Rows in F32 by a plain load: a block may have them in its first-level cache.
-__device__ __forceinline__ float4 load_vector(const void *x, int form, int vector) {
-    if (form == F32) return static_cast<const float4 *>(x)[vector];
-    return four(load_four(x, BF16, vector), BF16);
 }
 
 __device__ __forceinline__ float sum_of_squares(float4 v) {
@@ -73,18 +71,23 @@ __device__ __forceinline__ void store_four(void *out, int form, const Run &run, 
     }
 }
 
-// A run for each group of LANES threads (a warp, or the whole block), VECTORS times four elements a thread.
+// A run for each group of LANES threads (a warp, or the whole block), VECTORS times four elements a thread. Weights are read
+// before the run where a thread has few of them.
 template <int THREADS, int LANES, int VECTORS, bool ADD>
 __device__ __forceinline__ void normalize(const Input &input, const float *__restrict__ weight, void *__restrict__ out,
                                           int form, int rows, int runs, int width, float epsilon) {
     static_assert(LANES == WARP || LANES == THREADS, "a run takes a warp or a block");
+    constexpr bool EARLY = LANES > WARP || VECTORS <= 2;
     let_next_kernel_start();
     const int lane = threadIdx.x % LANES, vectors = width / 4;
-    float4 w[VECTORS], v[VECTORS], before[ADD ? VECTORS : 1];
+    const float4 *weights = reinterpret_cast<const float4 *>(weight);
+    float4 w[EARLY ? VECTORS : 1], v[VECTORS], before[ADD ? VECTORS : 1];
+    if constexpr (EARLY) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        const int vector = lane + i * LANES;
-        w[i] = vector < vectors ? reinterpret_cast<const float4 *>(weight)[vector] : float4{};
+        for (int i = 0; i < VECTORS; i++) {
+            const int vector = lane + i * LANES;
+            w[i] = vector < vectors ? weights[vector] : float4{};
+        }
     }
     wait_for_previous_kernel();
     const size_t index = size_t(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
@@ -93,11 +96,21 @@ __device__ __forceinline__ void normalize(const Input &input, const float *__res
     const Run run = find_run(input, runs, width, index);
     float *residual = static_cast<float *>(out) + run.row * run.output_width + run.column;
     float sum = 0.0f;
+    // Loops of loads alone: all are on their way before the first is waited for. Rows in F32 come by plain loads, since a block
+    // may have them in its first-level cache.
+    if (input.form == F32) {
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        const int vector = lane + i * LANES;
-        v[i] = vector < vectors ? load_vector(run.x, input.form, vector) : float4{};
-        if constexpr (ADD) before[i] = vector < vectors ? reinterpret_cast<float4 *>(residual)[vector] : float4{};
+        for (int i = 0; i < VECTORS; i++) {
+            const int vector = lane + i * LANES;
+            v[i] = vector < vectors ? static_cast<const float4 *>(run.x)[vector] : float4{};
+            if constexpr (ADD) before[i] = vector < vectors ? reinterpret_cast<float4 *>(residual)[vector] : float4{};
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const int vector = lane + i * LANES;
+            v[i] = vector < vectors ? four(load_four(run.x, BF16, vector), BF16) : float4{};
+        }
     }
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) sum += sum_of_squares(v[i]);
@@ -120,7 +133,10 @@ __device__ __forceinline__ void normalize(const Input &input, const float *__res
     for (int i = 0; i < VECTORS; i++) {
         const int vector = lane + i * LANES;
         if (vector >= vectors) continue;
-        const float4 y = scaled(v[i], factor, w[i]);
+        float4 factors;
+        if constexpr (EARLY) factors = w[i];
+        else factors = weights[vector];
+        const float4 y = scaled(v[i], factor, factors);
         if constexpr (ADD) {
             const float4 r = before[i];
             reinterpret_cast<float4 *>(residual)[vector] = {r.x + y.x, r.y + y.y, r.z + y.z, r.w + y.w};
@@ -171,13 +187,6 @@ __device__ __forceinline__ void normalize_any(const Input &input, const float *_
                                                   epsilon);                                                            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        rmsnorm_training_##LARGEST(const void *x, size_t x_stride, const float *__restrict__ weight,                   \
-                                   void *__restrict__ out, int form, int rows, int runs, int width, float epsilon,     \
-                                   int x_form, bf16 *copy) {                                                           \
-        normalize<THREADS, LANES, VECTORS, false>({x, x_form, x_stride, copy}, weight, out, form, rows, runs, width,   \
-                                                  epsilon);                                                            \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         rmsnorm_add_##LARGEST(const float *x, size_t x_stride, const float *__restrict__ weight,                       \
                               void *__restrict__ residual, int form, int rows, int runs, int width, float epsilon) {   \
         normalize<THREADS, LANES, VECTORS, true>({x, F32, x_stride, nullptr}, weight, residual, form, rows, runs,      \
@@ -190,6 +199,24 @@ RMSNORM(2048, 512, 512, 1)
 RMSNORM(4096, 512, 512, 2)
 RMSNORM(8192, 512, 512, 4)
 RMSNORM(16384, 512, 512, 8)
+
+#define RMSNORM_TRAINING(LARGEST, THREADS, LANES, VECTORS, BLOCKS)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                      \
+        rmsnorm_training_##LARGEST(const void *x, size_t x_stride, const float *__restrict__ weight,                   \
+                                   void *__restrict__ out, int form, int rows, int runs, int width, float epsilon,     \
+                                   int x_form, bf16 *copy) {                                                           \
+        normalize<THREADS, LANES, VECTORS, false>({x, x_form, x_stride, copy}, weight, out, form, rows, runs, width,   \
+                                                  epsilon);                                                            \
+    }
+
+RMSNORM_TRAINING(256, 256, WARP, 2, 8)
+RMSNORM_TRAINING(512, 256, WARP, 4, 4)
+RMSNORM_TRAINING(768, 256, WARP, 6, 4)
+RMSNORM_TRAINING(1024, 256, WARP, 8, 4)
+RMSNORM_TRAINING(2048, 512, 512, 1, 2)
+RMSNORM_TRAINING(4096, 512, 512, 2, 2)
+RMSNORM_TRAINING(8192, 512, 512, 4, 1)
+RMSNORM_TRAINING(16384, 512, 512, 8, 1)
 
 extern "C" __global__ void __launch_bounds__(256)
     rmsnorm_any(const float *x, size_t x_stride, const float *__restrict__ weight, void *__restrict__ out, int form,

@@ -12,8 +12,11 @@
 // sines. The output may be the memory of the input: a thread reads an element before it writes it, nothing else does.
 //
 // Bound: the bytes of the rows. A warp has a row: LANES threads have a head, sixteen elements each (eight and those that
-// they are turned with), so that a row's phases are read once for 32 / LANES heads at a time. For dw few blocks go over
-// many rows with the sums in registers, and `add_partials` (column_sums.cu) adds what they leave.
+// they are turned with), so that a row's phases are read once for 32 / LANES heads at a time. The first heads are on their
+// way before the phases are waited for, and a plain rotation takes so few registers that 4,096 rows are all on the card at
+// once (132 multiprocessors of 32 warps): with four heads a thread on their way, of 72 registers, the last tenth of the rows
+// came in a second wave, and [4096, 1280] took 13.6 us. For dw few blocks go over many rows with the sums in registers, and
+// `add_partials` (column_sums.cu) adds what they leave.
 
 #include "training/rows.cuh"
 
@@ -111,7 +114,7 @@ template <Task task> struct State {
 
 template <int LANES, Task task> __device__ __forceinline__ void rotate(const Call &call) {
     // Heads of a thread that are on their way at once.
-    constexpr int TOGETHER = task == ROTATE ? 4 : 2, HEADS = WARP / LANES;
+    constexpr int TOGETHER = 2, HEADS = WARP / LANES, STEP = TOGETHER * HEADS;
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / LANES;
@@ -125,21 +128,12 @@ template <int LANES, Task task> __device__ __forceinline__ void rotate(const Cal
         }
     }
     for (size_t row = blockIdx.x * WARPS + warp; row < call.rows; row += gridDim.x * WARPS) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) state.cosine[i] = 1.0f, state.sine[i] = 0.0f;
-        if (unit.turns) {
-            const float *phases = call.phases + row * 2 * call.half;
-            load_eight(phases + unit.first, state.cosine);
-            load_eight(phases + unit.second, state.sine);
-#pragma unroll
-            for (int i = 0; i < 8; i++) state.sine[i] *= call.direction;
-        }
-        // All lanes stay in the loop to its end: sums of a head are taken by the whole warp.
-        for (int base = 0; base < call.heads; base += TOGETHER * HEADS) {
-            uint4 raw[TOGETHER][2] = {}, input[task == BACKWARD_OF_NORM ? TOGETHER : 1][2] = {};
+        uint4 raw[TOGETHER][2] = {}, input[task == BACKWARD_OF_NORM ? TOGETHER : 1][2] = {};
+        const auto fetch = [&](int base) {
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
                 const int head = base + j * HEADS + group;
+                raw[j][0] = raw[j][1] = {};  // what no head has adds nothing to dw
                 if (!holds || head >= call.heads) continue;
                 const bf16 *from = call.x + row * call.x_stride + head * call.head_width;
                 raw[j][0] = __ldcg(reinterpret_cast<const uint4 *>(from + unit.first));
@@ -150,6 +144,19 @@ template <int LANES, Task task> __device__ __forceinline__ void rotate(const Cal
                     input[j][1] = __ldcg(reinterpret_cast<const uint4 *>(from + unit.second));
                 }
             }
+        };
+        fetch(0);
+#pragma unroll
+        for (int i = 0; i < 8; i++) state.cosine[i] = 1.0f, state.sine[i] = 0.0f;
+        if (unit.turns) {
+            const float *phases = call.phases + row * 2 * call.half;
+            load_eight(phases + unit.first, state.cosine);
+            load_eight(phases + unit.second, state.sine);
+#pragma unroll
+            for (int i = 0; i < 8; i++) state.sine[i] *= call.direction;
+        }
+        // All lanes stay in the loop to its end: sums of a head are taken by the whole warp.
+        for (int base = 0; base < call.heads; base += STEP) {
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
                 const int head = base + j * HEADS + group;
@@ -162,6 +169,7 @@ template <int LANES, Task task> __device__ __forceinline__ void rotate(const Cal
                 *reinterpret_cast<uint4 *>(to + unit.first) = pack_eight(a);
                 *reinterpret_cast<uint4 *>(to + unit.second) = pack_eight(b);
             }
+            fetch(base + STEP);
         }
     }
     if constexpr (task == BACKWARD_OF_NORM) {
@@ -239,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(WARP) rope_training_any(Call call) 
 
 // A kernel's name ends in the widest head it takes.
 #define ROPE_TRAINING(LARGEST, LANES)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) rope_training_##LARGEST(Call call) {                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 8) rope_training_##LARGEST(Call call) {                      \
         rotate<LANES, ROTATE>(call);                                                                                   \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) rope_training_norm_##LARGEST(Call call) {                    \

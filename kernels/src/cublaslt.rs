@@ -4,8 +4,9 @@
 //! changes with the number of rows, and with it the order of sums. So each weight's shape has ONE algorithm, chosen by
 //! the library's own estimate for a fixed number of rows, among those that do not split the sum; it serves every number
 //! of rows. An algorithm that refuses a number of rows is passed over for all of them, and a shape that no algorithm
-//! serves goes to the built-in kernel, always. Products of training ([`Multiply`]) have no such bond: each size has the
-//! algorithm proposed for it.
+//! serves goes to the built-in kernel, always. Products of training ([`Multiply`]) have no such bond: each size has an
+//! algorithm of its own, the fastest as measured at its first use of those that give the bits of the library's first
+//! proposal. So two runs may choose differently, and yet their results are the same bits.
 //!
 //! The library's matrices are column-major. So `out = x weight^T` is asked for as `out^T = weight x^T`: the weight,
 //! `inputs` by `outputs` with its stride, transposed, times x, `inputs` by `rows`.
@@ -21,7 +22,10 @@ use cudarc::cublaslt::{
     sys,
 };
 
-use crate::{Error, Gpu, Multiply, Output, Product, Result, gemm, gpu::Shared};
+use crate::{
+    Buffer, Error, Form, Gpu, Multiply, Output, Product, Result, driver::call, fingerprint::fingerprint, gemm,
+    gpu::Shared,
+};
 
 /// The library, and the algorithm of each weight's shape.
 pub struct CublasLt {
@@ -109,41 +113,18 @@ impl CublasLt {
             operation: "product by cuBLASLt",
             what: format!("{} rows by the algorithm that serves other numbers of rows", call.rows),
         })?;
-        let workspace = match workspace_bytes {
-            0 => None,
-            bytes => Some(gpu.allocate(bytes, "the workspace of cuBLASLt")?),
-        };
-        let (alpha, beta) = (1.0f32, if call.output == Output::AddF32 { 1.0f32 } else { 0.0 });
-        let out = addresses.out as *mut c_void;
+        let workspace = workspace(gpu, workspace_bytes)?;
+        let start = (call.output == Output::AddF32).then_some(addresses.out);
+        let places = Places { weight: addresses.weight, x: addresses.x, start, out: addresses.out };
         gpu.timed("cublasLtMatmul", Some([call.rows, call.outputs, call.inputs]), || {
-            // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
-            // workspace's memory is not used by anything else until what is in the stream now is done.
-            unsafe {
-                result::matmul(
-                    self.handle,
-                    problem.description.0,
-                    (&raw const alpha).cast(),
-                    (&raw const beta).cast(),
-                    addresses.weight as *const c_void,
-                    problem.weight.0,
-                    addresses.x as *const c_void,
-                    problem.x.0,
-                    out,
-                    problem.out.0,
-                    out,
-                    problem.out.0,
-                    &algorithm,
-                    workspace.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.slice().address() as *mut c_void),
-                    workspace_bytes,
-                    self.shared.stream.cast(),
-                )
-            }
-            .map_err(failed("cublasLtMatmul"))
+            self.run(&problem, &algorithm, places, workspace.as_ref())
         })
     }
 
-    /// A product whose bits may depend on its whole size, as those of training may: by the algorithm that the library
-    /// proposes for exactly this size, which may split the sum. The same size gives the same bits each time.
+    /// A product whose bits may depend on its whole size, as those of training may. The same size gives the same bits each
+    /// time, in each run: those of the algorithm that the library proposes first for exactly this size, which may split the
+    /// sum. Of its other proposals that give the same bits the fastest is taken; which one that is is measured when a size
+    /// is met first, on the operands of that call, unless a graph is being captured.
     ///
     /// # Errors
     /// A slice is too short, a stride or an address is not aligned, there is no room for the workspace, or the library
@@ -156,56 +137,137 @@ impl CublasLt {
         self.shared.bind()?;
         let shape = SizedShape::of(call);
         let problem = shape.problem()?;
-        let algorithm = self.sized_algorithm(&shape, &problem)?;
+        let places = Places { weight: b, x: a, start, out };
+        let algorithm = self.sized_algorithm(gpu, call, &problem, places)?;
         let workspace_bytes = problem.check(self.handle, &algorithm).ok_or_else(|| shape.unsupported())?;
-        let workspace = match workspace_bytes {
-            0 => None,
-            bytes => Some(gpu.allocate(bytes, "the workspace of cuBLASLt")?),
-        };
-        let (alpha, beta) = (1.0f32, if start.is_some() { 1.0f32 } else { 0.0 });
-        gpu.timed("cublasLtMatmul", Some(call.size), || {
-            // SAFETY: the descriptions are alive; `addresses` checked that the slices hold what they describe; the
-            // workspace's memory is not used by anything else until what is in the stream now is done.
-            unsafe {
-                result::matmul(
-                    self.handle,
-                    problem.description.0,
-                    (&raw const alpha).cast(),
-                    (&raw const beta).cast(),
-                    b as *const c_void,
-                    problem.weight.0,
-                    a as *const c_void,
-                    problem.x.0,
-                    start.unwrap_or(out) as *const c_void,
-                    problem.out.0,
-                    out as *mut c_void,
-                    problem.out.0,
-                    &algorithm,
-                    workspace.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.slice().address() as *mut c_void),
-                    workspace_bytes,
-                    self.shared.stream.cast(),
-                )
-            }
-            .map_err(failed("cublasLtMatmul"))
-        })
+        let workspace = workspace(gpu, workspace_bytes)?;
+        gpu.timed("cublasLtMatmul", Some(call.size), || self.run(&problem, &algorithm, places, workspace.as_ref()))
     }
 
-    /// The library's first proposal for a size.
-    fn sized_algorithm(&self, shape: &SizedShape, problem: &Problem) -> Result<sys::cublasLtMatmulAlgo_t> {
+    /// Puts a product into the stream.
+    fn run(
+        &self,
+        problem: &Problem,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+        places: Places,
+        workspace: Option<&Buffer>,
+    ) -> Result<()> {
+        let (alpha, beta) = (1.0f32, if places.start.is_some() { 1.0f32 } else { 0.0 });
+        let (address, bytes) = workspace.map_or((0, 0), |buffer| (buffer.slice().address(), buffer.bytes()));
+        // SAFETY: the descriptions are alive; whoever made `places` checked that the slices hold what they describe; the
+        // workspace's memory is not used by anything else until what is in the stream now is done.
+        unsafe {
+            result::matmul(
+                self.handle,
+                problem.description.0,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                places.weight as *const c_void,
+                problem.weight.0,
+                places.x as *const c_void,
+                problem.x.0,
+                places.start.unwrap_or(places.out) as *const c_void,
+                problem.out.0,
+                places.out as *mut c_void,
+                problem.out.0,
+                algorithm,
+                address as *mut c_void,
+                bytes,
+                self.shared.stream.cast(),
+            )
+        }
+        .map_err(failed("cublasLtMatmul"))
+    }
+
+    /// The algorithm of a size.
+    fn sized_algorithm(
+        &self,
+        gpu: &Gpu,
+        call: &Multiply<'_>,
+        problem: &Problem,
+        places: Places,
+    ) -> Result<sys::cublasLtMatmulAlgo_t> {
+        let shape = SizedShape::of(call);
         let mut known = self.sized.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&algorithm) = known.get(shape) {
+        if let Some(&algorithm) = known.get(&shape) {
             return Ok(algorithm);
         }
         let out_alignment = 1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4);
-        let preference = Preference::new(out_alignment)?;
-        let proposals = self.proposals(problem, &preference)?;
+        let proposals = self.proposals(problem, &Preference::new(out_alignment)?)?;
         let serves = |proposal: &&sys::cublasLtMatmulHeuristicResult_t| {
             proposal.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS
                 && problem.check(self.handle, &proposal.algo).is_some()
         };
-        let chosen = proposals.iter().find(serves).ok_or_else(|| shape.unsupported())?.algo;
-        known.insert(*shape, chosen);
-        Ok(chosen)
+        let mut served = proposals.iter().filter(serves).map(|proposal| proposal.algo).collect::<Vec<_>>();
+        let first = *served.first().ok_or_else(|| shape.unsupported())?;
+        served.retain(|other| pieces_of_sums(other) == pieces_of_sums(&first));
+        if served.len() > 1 && !ironloom_core::is_off("timed-products") && gpu.properties().driver >= (12, 8) {
+            // Inside a capture nothing runs. What is taken then is not kept, so that a later call may measure.
+            let measured = if gpu.is_capturing()? { None } else { self.fastest(gpu, call, problem, places, &served)? };
+            let Some(fastest) = measured else { return Ok(first) };
+            known.insert(shape, fastest);
+            return Ok(fastest);
+        }
+        known.insert(shape, first);
+        Ok(first)
+    }
+
+    /// The fastest of `algorithms` that give the bits of the first; none where nothing can be told by these operands,
+    /// whose product is zero. What `out` holds is the same afterwards where it is added to.
+    fn fastest(
+        &self,
+        gpu: &Gpu,
+        call: &Multiply<'_>,
+        problem: &Problem,
+        places: Places,
+        algorithms: &[sys::cublasLtMatmulAlgo_t],
+    ) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+        let [rows, columns, _] = call.size;
+        let layout = [rows, call.out_stride, columns];
+        let form = if call.output == Output::Bf16 { Form::Bf16 } else { Form::F32 };
+        let most = algorithms.iter().filter_map(|algorithm| problem.check(self.handle, algorithm)).max().unwrap_or(0);
+        let room = |bytes| match gpu.allocate_lasting(bytes, "choosing an algorithm of cuBLASLt") {
+            Ok(buffer) => Ok(Some(buffer)),
+            Err(Error::OutOfMemory { .. } | Error::OverBudget { .. }) => Ok(None),
+            Err(other) => Err(other),
+        };
+        // Of each algorithm a number for the sums alone, and one for what they are added to.
+        let (Some(workspace), Some(marks)) = (room(most)?, room(16 * algorithms.len())?) else { return Ok(None) };
+        let run = |algorithm, places| self.run(problem, algorithm, places, Some(&workspace));
+        let mark = |number: usize| fingerprint(gpu, call.out, form, layout, marks.part(8 * number, 8)?);
+        let sums = Places { start: None, ..places };
+        let in_place = places.start == Some(places.out);
+        let region = call.out.part(0, form.bytes(1, (rows - 1) * call.out_stride + columns)?)?;
+        // On the host, so that the choice takes no memory of the card.
+        let mut before = vec![0; if in_place { region.bytes() } else { 0 }];
+        gpu.read(region.part(0, before.len())?, &mut before)?;
+        let measured = (|| {
+            gpu.clear(marks.slice())?;
+            let mut runs_at_all = vec![true; algorithms.len()];
+            for (number, algorithm) in algorithms.iter().enumerate() {
+                runs_at_all[number] = run(algorithm, sums).is_ok();
+                mark(2 * number)?;
+                if places.start.is_none() {
+                    continue;
+                }
+                if in_place {
+                    // Added to 0.747 in each place: an algorithm that starts its sums there rounds differently.
+                    call!(cuMemsetD8Async(places.out, 0x3f, region.bytes(), self.shared.stream))?;
+                }
+                runs_at_all[number] &= run(algorithm, places).is_ok();
+                mark(2 * number + 1)?;
+            }
+            let mut found = vec![[0u64; 2]; algorithms.len()];
+            gpu.read(marks.slice(), bytemuck::cast_slice_mut(&mut found))?;
+            if !runs_at_all[0] || found[0][0] == 0 {
+                return Ok(None);
+            }
+            let equal = (0..algorithms.len()).filter(|&number| runs_at_all[number] && found[number] == found[0]);
+            let equal: Vec<_> = equal.map(|number| &algorithms[number]).collect();
+            fastest_of(gpu, &equal, |algorithm| run(algorithm, places)).map(|place| place.map(|place| *equal[place]))
+        })();
+        gpu.write(region, &before)?;
+        measured
     }
 
     /// What the library proposes, the best first.
@@ -432,13 +494,56 @@ impl Problem {
     }
 }
 
+/// Where the operands of a product lie, by the library's names for them.
+#[derive(Clone, Copy)]
+struct Places {
+    weight: u64,
+    x: u64,
+    /// What the product is added to.
+    start: Option<u64>,
+    out: u64,
+}
+
+fn workspace(gpu: &Gpu, bytes: usize) -> Result<Option<Buffer>> {
+    match bytes {
+        0 => Ok(None),
+        bytes => Ok(Some(gpu.allocate(bytes, "the workspace of cuBLASLt")?)),
+    }
+}
+
+/// The place of the item that `run` takes the least time for, the first of equal ones.
+fn fastest_of<T>(gpu: &Gpu, items: &[T], run: impl Fn(&T) -> Result<()>) -> Result<Option<usize>> {
+    const ROUNDS: usize = 3;
+    const LAUNCHES: usize = 3;
+    let mut spans = Vec::with_capacity(ROUNDS * items.len());
+    for _ in 0..ROUNDS {
+        for (place, item) in items.iter().enumerate() {
+            // The one that is not measured keeps the card busy until the others are in the stream.
+            run(item)?;
+            let from = gpu.record_event()?;
+            for _ in 0..LAUNCHES {
+                run(item)?;
+            }
+            spans.push((place, from, gpu.record_event()?));
+        }
+    }
+    let mut best = vec![f64::INFINITY; items.len()];
+    for (place, from, to) in &spans {
+        best[*place] = best[*place].min(to.seconds_since(from)?);
+    }
+    Ok((0..items.len()).min_by(|&a, &b| best[a].total_cmp(&best[b])))
+}
+
 /// Whether each sum is taken by one block from its first product to its last.
 fn sums_in_one_piece(algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+    pieces_of_sums(algorithm) == Some((1, sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32))
+}
+
+/// Into how many pieces a sum is split, and how they are joined.
+fn pieces_of_sums(algorithm: &sys::cublasLtMatmulAlgo_t) -> Option<(u32, u32)> {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
-    let parts = config(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
-    let reduction = config(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
-    matches!(parts, Some(0 | 1))
-        && reduction == Some(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32)
+    let pieces = config(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)?;
+    Some((pieces.max(1), config(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)?))
 }
 
 /// A number of an algorithm's configuration; none where the library has no such number.

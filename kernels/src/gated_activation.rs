@@ -41,6 +41,8 @@ pub struct GatedActivation<'a> {
 }
 
 const THREADS: usize = 128;
+/// From bfloat16 to bfloat16: what a block takes, by eight elements.
+const EIGHTS_OF_BLOCK: u32 = 512;
 
 /// `out[i, j] = act(gate[i, j]) * up[i, j]`.
 ///
@@ -69,22 +71,20 @@ pub fn gated_activation(gpu: &Gpu, call: &GatedActivation<'_>) -> Result<()> {
     };
     let aligned = [gate, up, out].iter().all(|address| address.is_multiple_of(16))
         && [gate_stride, up_stride, width].iter().all(|size| size.is_multiple_of(vector));
+    let places = Arguments::new().u64(gate).u64(gate_stride as u64).u64(up).u64(up_stride as u64).u64(out);
+    let sizes = |arguments: Arguments| Ok(arguments.i32(int(rows)?).i32(int(width)?).i32(call.activation as i32));
+    let eights = rows.checked_mul(width / 8).and_then(|count| i32::try_from(count).ok());
+    if let (true, Form::Bf16, Form::Bf16, Some(eights)) = (aligned, input_form, form, eights) {
+        let grid = [(eights as u32).div_ceil(EIGHTS_OF_BLOCK), 1, 1];
+        let launch = Launch { grid, threads: 256, shared_bytes: 0 };
+        return gpu.launch(&gpu.function("gated_activation", "gated_activation_bf16")?, launch, sizes(places)?);
+    }
     let (name, vector) = match (input_form, aligned) {
-        (Form::F32, true) => ("gated_activation_f32", vector),
+        (Form::F32, true) => ("gated_activation_f32", 4),
         (Form::F32, false) => ("gated_activation_f32_any", 1),
-        (_, true) => ("gated_activation_bf16", vector),
-        (_, false) => ("gated_activation_bf16_any", 1),
+        _ => ("gated_activation_bf16_any", 1),
     };
-    let arguments = Arguments::new()
-        .u64(gate)
-        .u64(gate_stride as u64)
-        .u64(up)
-        .u64(up_stride as u64)
-        .u64(out)
-        .i32(form as i32)
-        .i32(int(rows)?)
-        .i32(int(width)?)
-        .i32(call.activation as i32);
+    let arguments = sizes(places.i32(form as i32))?;
     let launch =
         Launch { grid: row_grid(width.div_ceil(vector), THREADS, rows)?, threads: THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("gated_activation", name)?, launch, arguments)

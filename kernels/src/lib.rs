@@ -38,6 +38,7 @@ mod dropout;
 mod embedding;
 mod embedding_backward;
 mod error;
+mod fingerprint;
 mod form;
 mod gated_activation;
 mod gated_activation_backward;

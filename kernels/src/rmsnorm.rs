@@ -77,18 +77,34 @@ enum Kind {
     Add,
 }
 
-/// The kernels by the largest width they take: its name, that of the sum, that of a training step, threads of a block, runs of
-/// a block.
-const BY_WIDTH: [(usize, [&str; 3], u32, usize); 6] = [
-    (256, ["rmsnorm_256", "rmsnorm_add_256", "rmsnorm_training_256"], 128, 4),
-    (1024, ["rmsnorm_1024", "rmsnorm_add_1024", "rmsnorm_training_1024"], 256, 1),
-    (2048, ["rmsnorm_2048", "rmsnorm_add_2048", "rmsnorm_training_2048"], 512, 1),
-    (4096, ["rmsnorm_4096", "rmsnorm_add_4096", "rmsnorm_training_4096"], 512, 1),
-    (8192, ["rmsnorm_8192", "rmsnorm_add_8192", "rmsnorm_training_8192"], 512, 1),
-    (16384, ["rmsnorm_16384", "rmsnorm_add_16384", "rmsnorm_training_16384"], 512, 1),
+/// The kernels by the largest width they take: its name, threads of a block, runs of a block.
+type ByWidth = [(usize, &'static str, u32, usize)];
+const ALONE: &ByWidth = &[
+    (256, "rmsnorm_256", 128, 4),
+    (1024, "rmsnorm_1024", 256, 1),
+    (2048, "rmsnorm_2048", 512, 1),
+    (4096, "rmsnorm_4096", 512, 1),
+    (8192, "rmsnorm_8192", 512, 1),
+    (16384, "rmsnorm_16384", 512, 1),
 ];
-/// The kernels of any width.
-const ANY_WIDTH: ([&str; 3], u32, usize) = (["rmsnorm_any", "rmsnorm_add_any", "rmsnorm_training_any"], 256, 1);
+const ADD: &ByWidth = &[
+    (256, "rmsnorm_add_256", 128, 4),
+    (1024, "rmsnorm_add_1024", 256, 1),
+    (2048, "rmsnorm_add_2048", 512, 1),
+    (4096, "rmsnorm_add_4096", 512, 1),
+    (8192, "rmsnorm_add_8192", 512, 1),
+    (16384, "rmsnorm_add_16384", 512, 1),
+];
+const TRAINING: &ByWidth = &[
+    (256, "rmsnorm_training_256", 256, 8),
+    (512, "rmsnorm_training_512", 256, 8),
+    (768, "rmsnorm_training_768", 256, 8),
+    (1024, "rmsnorm_training_1024", 256, 8),
+    (2048, "rmsnorm_training_2048", 512, 1),
+    (4096, "rmsnorm_training_4096", 512, 1),
+    (8192, "rmsnorm_training_8192", 512, 1),
+    (16384, "rmsnorm_training_16384", 512, 1),
+];
 
 fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> Result<()> {
     let RmsNorm { x_form, x_stride, form, rows, runs, width, epsilon, .. } = *call;
@@ -102,9 +118,15 @@ fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> R
     };
     // The choice looks at the width and at addresses of the model's own layout, never at the number of rows.
     let vectors = by_vectors(width, &[x, weight, out, copy]) && x_stride.is_multiple_of(4);
-    let fitting = BY_WIDTH.iter().find(|(largest, ..)| vectors && width <= *largest);
-    let (names, threads, runs_of_block) =
-        fitting.map_or(ANY_WIDTH, |&(_, names, threads, runs)| (names, threads, runs));
+    let training = kind == Kind::Alone && !(x_form == Form::F32 && copy == 0);
+    let (kernels, any) = match kind {
+        Kind::Add => (ADD, "rmsnorm_add_any"),
+        Kind::Alone if training => (TRAINING, "rmsnorm_training_any"),
+        Kind::Alone => (ALONE, "rmsnorm_any"),
+    };
+    let fitting = kernels.iter().find(|(largest, ..)| vectors && width <= *largest);
+    let (name, threads, runs_of_block) =
+        fitting.map_or((any, 256, 1), |&(_, name, threads, runs)| (name, threads, runs));
     let blocks = rows.checked_mul(runs).ok_or(Error::SizeOverflow)?.div_ceil(runs_of_block);
     let grid = [int(blocks)? as u32, 1, 1];
     let arguments = Arguments::new()
@@ -117,11 +139,7 @@ fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> R
         .i32(int(runs)?)
         .i32(int(width)?)
         .f32(epsilon);
-    let (name, arguments) = match kind {
-        Kind::Add => (names[1], arguments),
-        Kind::Alone if x_form == Form::F32 && copy == 0 => (names[0], arguments),
-        Kind::Alone => (names[2], arguments.i32(x_form as i32).u64(copy)),
-    };
+    let arguments = if training { arguments.i32(x_form as i32).u64(copy) } else { arguments };
     let function = gpu.function("rmsnorm", name)?;
     gpu.launch(&function, Launch { grid, threads, shared_bytes: 0 }, arguments)
 }

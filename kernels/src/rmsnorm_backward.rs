@@ -71,6 +71,11 @@ const BY_WIDTH: [(usize, [&str; 2], usize, usize); 7] = [
     (4096, ["rmsnorm_backward_bf16_4096", "rmsnorm_backward_f32_4096"], 1, 256),
     (8192, ["rmsnorm_backward_bf16_8192", "rmsnorm_backward_f32_8192"], 1, 128),
 ];
+/// The kernels that have the next run on its way, by the largest width, for `x` and gradients in bfloat16.
+const AHEAD: [(usize, &str); 3] =
+    [(512, "rmsnorm_backward_ahead_512"), (768, "rmsnorm_backward_ahead_768"), (1024, "rmsnorm_backward_ahead_1024")];
+/// The narrowest run they take: below it, half of a warp's threads would have nothing.
+const AHEAD_FROM: usize = 256;
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Blocks of any kernel at most, and of the one for any width.
@@ -121,12 +126,24 @@ pub fn rmsnorm_backward(gpu: &Gpu, call: &RmsNormBackward<'_>) -> Result<()> {
         && by(4, Form::Bf16, operand, width)
         && [residual, weight, partials].iter().all(|&address| by(4, Form::F32, address, width));
     let fitting = BY_WIDTH.iter().find(|(largest, ..)| vectors && width <= *largest);
+    // Two runs of each warp.
+    let ahead_bytes = 128 * width;
+    let ahead = vectors
+        && width > AHEAD_FROM
+        && width.is_multiple_of(8)
+        && [x_form, gradient_form] == [Form::Bf16; 2]
+        && by(8, Form::Bf16, x, x_stride)
+        && by(8, Form::Bf16, gradient, gradient_stride)
+        && ahead_bytes <= gpu.properties().shared_per_block as usize;
+    let ahead = AHEAD.iter().find(|(largest, _)| ahead && width <= *largest);
     let (name, blocks) = match fitting {
         Some(&(_, names, runs, most)) => {
-            (names[usize::from(gradient_form == Form::F32)], count.div_ceil(runs).min(most))
+            let plain = names[usize::from(gradient_form == Form::F32)];
+            (ahead.map_or(plain, |&(_, name)| name), count.div_ceil(runs).min(most))
         }
         None => ("rmsnorm_backward_any", count.min(MOST_BLOCKS)),
     };
+    let shared_bytes = if ahead.is_some() { ahead_bytes as u32 } else { 0 };
     let arguments = Arguments::new().value(Call {
         x,
         gradient,
@@ -148,7 +165,7 @@ pub fn rmsnorm_backward(gpu: &Gpu, call: &RmsNormBackward<'_>) -> Result<()> {
         unused: 0,
     });
     let function = gpu.function("rmsnorm_backward", name)?;
-    gpu.launch(&function, Launch { grid: [blocks as u32, 1, 1], threads: THREADS, shared_bytes: 0 }, arguments)?;
+    gpu.launch(&function, Launch { grid: [blocks as u32, 1, 1], threads: THREADS, shared_bytes }, arguments)?;
     match &call.weight_gradient {
         Some(wanted) => add_partials(gpu, NAME, partials, blocks, wanted.out, width, wanted.add),
         None => Ok(()),

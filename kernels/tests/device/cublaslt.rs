@@ -130,6 +130,127 @@ fn operands_as_they_are_and_transposed_agree_with_double_precision() {
     }
 }
 
+/// The algorithm is chosen by time, so that two choices may differ; what they give may not. A choice leaves what it adds to as
+/// it was, and none is made of a product of zeros or while a graph is captured.
+#[test]
+fn a_size_has_the_same_bits_however_its_algorithm_is_chosen() {
+    let Some(gpu) = gpu() else { return };
+    let sizes =
+        [([768, 512, 4096], [true, false]), ([512, 768, 640], [false, true]), ([300, 640, 768], [false, false])];
+    for ([m, n, k], transposed) in sizes {
+        let stored = |transposed: bool, rows: usize, columns: usize| {
+            let (rows, columns) = if transposed { (columns, rows) } else { (rows, columns) };
+            (filled(&gpu, rows, columns.next_multiple_of(8)), columns.next_multiple_of(8))
+        };
+        let ((a, a_stride), (b, b_stride)) = (stored(transposed[0], m, k), stored(transposed[1], k, n));
+        let zeros = upload_bf16(&gpu, &vec![0.0; a.bytes() / 2]);
+        let start = upload_f32(&gpu, &normals(3, m * n));
+        for output in [Output::Bf16, Output::F32, Output::AddF32] {
+            for with_start in [false, true] {
+                if with_start && output != Output::F32 {
+                    continue;
+                }
+                let out = buffer(&gpu, m * n * 4);
+                let run = |library: &CublasLt, zero: bool| {
+                    let call = Multiply {
+                        a: Operand {
+                            slice: if zero { zeros.slice() } else { a.slice() },
+                            stride: a_stride,
+                            transposed: transposed[0],
+                        },
+                        b: Operand { slice: b.slice(), stride: b_stride, transposed: transposed[1] },
+                        out: out.slice(),
+                        out_stride: n,
+                        output,
+                        start: with_start.then(|| start.slice()),
+                        size: [m, n, k],
+                    };
+                    gpu.copy(out.slice(), start.slice())?;
+                    library.multiply(&gpu, &call)
+                };
+                let bits = || crate::read_u32(&gpu, &out, if output == Output::Bf16 { m * n / 2 } else { m * n });
+                let Some(known) = cublaslt(&gpu, CublasLt::CHOICE_ROWS) else { return };
+                run(&known, false).unwrap();
+                let expected = bits();
+                run(&known, false).unwrap();
+                assert_eq!(bits(), expected, "{m} {n} {k} {output:?} again");
+                for _ in 0..3 {
+                    let Some(library) = cublaslt(&gpu, CublasLt::CHOICE_ROWS) else { return };
+                    run(&library, true).unwrap();
+                    run(&library, false).unwrap();
+                    assert_eq!(bits(), expected, "{m} {n} {k} {output:?} by another choice");
+                }
+                let Some(library) = cublaslt(&gpu, CublasLt::CHOICE_ROWS) else { return };
+                let mut before = true;
+                let (graph, ()) = gpu
+                    .capture(|| run(if std::mem::replace(&mut before, false) { &known } else { &library }, false))
+                    .unwrap();
+                graph.replay().unwrap();
+                assert_eq!(bits(), expected, "{m} {n} {k} {output:?} chosen while capturing");
+            }
+        }
+    }
+}
+
+/// Once as it is, and once with `IRONLOOM_OFF=timed-products` for the library's first proposals.
+#[test]
+#[ignore = "prints times"]
+fn speed_of_products_of_training() {
+    let Some(gpu) = gpu() else { return };
+    let Some(library) = cublaslt(&gpu, CublasLt::CHOICE_ROWS) else { return };
+    let (mut total, layers) = (0.0, [(1280, 768), (768, 768), (2816, 768), (768, 1408), (32_000, 768)]);
+    for rows in [4096, 32_768] {
+        for (outputs, inputs) in layers {
+            // The head's products are made for some of the rows at a time.
+            let rows = if outputs == 32_000 { rows.min(8192) } else { rows };
+            let [x, dy, weight] =
+                [(rows, inputs), (rows, outputs), (outputs, inputs)].map(|(rows, columns)| filled(&gpu, rows, columns));
+            let forward = if outputs == 768 { Output::AddF32 } else { Output::Bf16 };
+            let (by_rows, by_columns) = (Operand::rows, Operand::columns);
+            let products = [
+                (
+                    "forward",
+                    by_rows(x.slice(), inputs),
+                    by_columns(weight.slice(), inputs),
+                    forward,
+                    [rows, outputs, inputs],
+                ),
+                (
+                    "to x",
+                    by_rows(dy.slice(), outputs),
+                    by_rows(weight.slice(), inputs),
+                    Output::Bf16,
+                    [rows, inputs, outputs],
+                ),
+                (
+                    "to weight",
+                    by_columns(dy.slice(), outputs),
+                    by_rows(x.slice(), inputs),
+                    Output::F32,
+                    [outputs, inputs, rows],
+                ),
+            ];
+            for (name, a, b, output, size) in products {
+                let out = gpu.upload(&vec![0; size[0] * size[1] * 4], "a test").unwrap();
+                let call = Multiply { a, b, out: out.slice(), out_stride: size[1], output, start: None, size };
+                let began = std::time::Instant::now();
+                library.multiply(&gpu, &call).unwrap();
+                gpu.synchronize().unwrap();
+                let choice = began.elapsed().as_secs_f64();
+                let time = seconds(&gpu, || library.multiply(&gpu, &call).unwrap());
+                total += choice;
+                println!(
+                    "{size:?} {output:?} {name}: {:.1} us, {:.0} TFLOP/s, chosen in {:.1} ms",
+                    time * 1e6,
+                    2.0 * size.iter().map(|&n| n as f64).product::<f64>() / time / 1e12,
+                    choice * 1e3
+                );
+            }
+        }
+    }
+    println!("all choices: {total:.2} s");
+}
+
 #[test]
 #[ignore = "prints times"]
 fn speed_by_the_rows_of_choice() {

@@ -18,7 +18,7 @@ fn exact(x: f64, activation: Activation) -> f64 {
 #[test]
 fn activations_equal_double_precision() {
     let Some(gpu) = gpu() else { return };
-    for (rows, width) in [(1, 11_008), (3, 576), (64, 1536), (5, 37), (300, 512)] {
+    for (rows, width) in [(1, 11_008), (3, 576), (64, 1536), (5, 37), (300, 512), (77, 352)] {
         for activation in [Activation::Silu, Activation::GeluTanh] {
             for input_form in [Form::F32, Form::Bf16] {
                 // Gate and up side by side in one row.

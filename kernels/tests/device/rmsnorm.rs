@@ -71,7 +71,7 @@ fn norms_equal_double_precision() {
 #[test]
 fn a_training_norm_copies_its_rows_and_gives_the_norm_of_the_copy_again() {
     let Some(gpu) = gpu() else { return };
-    for width in [1, 6, 64, 200, 256, 768, 1024, 1152, 2048, 4096, 8192, 16384, 16388, 4098] {
+    for width in [1, 6, 64, 200, 256, 512, 768, 904, 1024, 1152, 2048, 4096, 8192, 16384, 16388, 4098] {
         for (rows, runs, gap) in [(1, 1, 0), (5, 1, 0), (3, 3, 0), (70, 2, 4), (3, 1, 3)] {
             let (row_width, count) = (runs * width, rows * runs * width);
             let x = normals(width as u64, count);

@@ -124,6 +124,7 @@ fn gradients_equal_double_precision() {
         run(&gpu, main);
         run(&gpu, Case { gap: 8, place: Place::New, ..main });
         run(&gpu, Case { gradient_form: Form::F32, x_form: Form::Bf16, ..main });
+        run(&gpu, Case { x_form: Form::Bf16, ..main });
         run(&gpu, Case { gradient_form: Form::F32, place: Place::OfGradient, ..heads });
         run(&gpu, Case { x_form: Form::Bf16, out_form: Form::Bf16, place: Place::OfGradient, ..heads });
         run(&gpu, Case { out_form: Form::Bf16, residual: true, place: Place::New, gap: 3, ..heads });
@@ -137,6 +138,17 @@ fn many_rows_give_the_same_bits_again() {
         let case = Case { rows, width, ..MAIN };
         let (first, second) = (run(&gpu, case), run(&gpu, case));
         assert!(first.iter().zip(&second).all(|(first, second)| same_bits(first, second)), "{rows} x {width}");
+    }
+}
+
+/// Rows whose starts are not multiples of 16 bytes do not come by shared memory.
+#[test]
+fn runs_that_are_fetched_ahead_give_the_same_bits() {
+    let Some(gpu) = gpu() else { return };
+    for (rows, width) in [(9000, 768), (70, 768), (3000, 512), (1, 264), (2100, 1024), (2500, 904)] {
+        let case = Case { rows, width, x_form: Form::Bf16, ..MAIN };
+        let (ahead, plain) = (run(&gpu, case), run(&gpu, Case { gap: 4, place: Place::New, ..case }));
+        assert!(ahead.iter().zip(&plain).all(|(ahead, plain)| same_bits(ahead, plain)), "{rows} x {width}");
     }
 }
 
