@@ -24,6 +24,8 @@ pub struct GatherRows<'a> {
 }
 
 const THREADS: usize = 256;
+/// Vectors of four elements that a block takes.
+const VECTORS_OF_BLOCK: usize = 1024;
 
 /// `out[i] = x[rows[i]]`; zeros for a number outside `0..x_rows`.
 ///
@@ -35,9 +37,13 @@ pub fn gather_rows(gpu: &Gpu, call: &GatherRows<'_>) -> Result<()> {
     let x = call.x.expect(NAME, "the input in bytes", Form::F32.bytes(x_rows, width)?)?;
     let rows = call.rows.expect(NAME, "the row numbers in bytes", Form::F32.bytes(count, 1)?)?;
     let out = call.out.expect(NAME, "the output in bytes", Form::F32.bytes(count, width)?)?;
-    let vectors = by_vectors(width, &[x, out]);
-    let (name, per_row) = if vectors { ("gather_rows", width / 4) } else { ("gather_rows_any", width) };
+    // The kernel of vectors counts them in 32 bits.
+    let vectors = count.checked_mul(width / 4).filter(|&vectors| by_vectors(width, &[x, out]) && int(vectors).is_ok());
+    let (name, grid) = match vectors {
+        Some(vectors) => ("gather_rows", [vectors.div_ceil(VECTORS_OF_BLOCK) as u32, 1, 1]),
+        None => ("gather_rows_any", row_grid(width, THREADS, count)?),
+    };
     let arguments = Arguments::new().u64(x).u64(rows).u64(out).i32(int(x_rows)?).i32(int(count)?).i32(int(width)?);
-    let launch = Launch { grid: row_grid(per_row, THREADS, count)?, threads: THREADS as u32, shared_bytes: 0 };
+    let launch = Launch { grid, threads: THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("gather_rows", name)?, launch, arguments)
 }

@@ -7,7 +7,7 @@ use crate::{buffer, gpu, normals, read_f32, upload_f32, upload_i32};
 #[test]
 fn rows_are_picked_by_number() {
     let Some(gpu) = gpu() else { return };
-    for (x_rows, width) in [(1, 2048), (40, 576), (300, 5), (9, 1)] {
+    for (x_rows, width) in [(1, 2048), (40, 576), (300, 256), (300, 5), (9, 1)] {
         let x = normals(1, x_rows * width);
         let picked: Vec<i32> = (0..70).map(|i| i * 7 % (x_rows as i32 + 2) - 1).collect();
         let (input, numbers) = (upload_f32(&gpu, &x), upload_i32(&gpu, &picked));

@@ -1,12 +1,12 @@
 //! Times of the row-wise kernels of a training step, each by itself, at the sizes of the benchmarks' models.
 
 use ironloom_kernels::{
-    Activation, Columns, Form, GatedActivation, GatedActivationBackward, Gpu, NormWeightGradient, RmsNorm,
-    RmsNormBackward, RopeTraining, gated_activation, gated_activation_backward, rmsnorm, rmsnorm_backward,
+    Activation, Columns, Form, GatedActivation, GatedActivationBackward, GatherRows, Gpu, NormWeightGradient, RmsNorm,
+    RmsNormBackward, RopeTraining, gated_activation, gated_activation_backward, gather_rows, rmsnorm, rmsnorm_backward,
     rmsnorm_backward_workspace, rope_training,
 };
 
-use crate::{buffer, gemm::filled, gpu, upload_f32};
+use crate::{buffer, gemm::filled, gpu, upload_f32, upload_i32};
 
 /// What a model's rows have.
 struct Widths {
@@ -115,12 +115,24 @@ fn time_rows(gpu: &Gpu, widths: Widths) {
         width: inner,
         activation: Activation::Silu,
     };
-    let cases: [(&str, usize, &dyn Fn()); 6] = [
+    let places: Vec<i32> = (0..2 * rows).map(|place| (place * 7919 % rows) as i32).collect();
+    let (places, picked) = (upload_i32(gpu, &places), buffer(gpu, 2 * rows * width * 2));
+    // As the rows of experts are picked: two numbers in bfloat16 as one.
+    let gather = GatherRows {
+        x: normed.slice(),
+        x_rows: rows,
+        rows: places.slice(),
+        out: picked.slice(),
+        count: 2 * rows,
+        width: width / 2,
+    };
+    let cases: [(&str, usize, &dyn Fn()); 7] = [
         ("norm with a copy", 8 * width, &|| rmsnorm(gpu, &norm).unwrap()),
         ("norm again", 4 * width, &|| rmsnorm(gpu, &again).unwrap()),
         ("norm back", 14 * width, &|| rmsnorm_backward(gpu, &back).unwrap()),
         ("rotation", heads * 64 * 4 + 256, &|| rope_training(gpu, &rope).unwrap()),
         ("gated activation", 6 * inner, &|| gated_activation(gpu, &gated).unwrap()),
+        ("picked rows", 8 * width, &|| gather_rows(gpu, &gather).unwrap()),
         ("gated activation back", 12 * inner, &|| gated_activation_backward(gpu, &gated_back).unwrap()),
     ];
     for (name, bytes_of_row, run) in cases {
