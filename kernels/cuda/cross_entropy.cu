@@ -12,7 +12,9 @@
 // Bound: reading and writing the logits (4,096 x 32,000: 0.12 ms at 4.3 TB/s); the exponentials, two of each logit, take
 // half of that. So a row is read once: a block has it, eight logits to a register quad, up to HELD quads a thread in
 // registers and the rest in shared memory; what fits neither is read again. A thread's sums are relative to its own largest
-// logit, so a row passes one barrier. Two blocks a multiprocessor, where their rows fit, fill each other's gaps.
+// logit, so a row passes one barrier. Two blocks a multiprocessor, where their rows fit, fill each other's gaps. That left
+// the memory idle while both computed: 92 us for [2048, 32000], whose bytes take 65. So for vocabularies of that size a block
+// goes over several rows, and the next two are on their way to shared memory meanwhile (`cross_entropy_ahead_32768`).
 
 #include "attention/exponential.cuh"
 #include "training/rows.cuh"
@@ -30,6 +32,7 @@ struct Call {
     int in_shared;  // quads of a thread in shared memory
     float z_loss;
     int slopes;
+    int rows, unused;
 };
 
 // e^(x - largest); of negative infinity 0.
@@ -68,8 +71,7 @@ struct Sum {
     float largest, total;  // total of e^(x - largest)
 };
 
-template <int WARPS> __device__ __forceinline__ Sum block_total(Sum own) {
-    __shared__ Sum parts[WARPS];
+template <int WARPS> __device__ __forceinline__ Sum block_total(Sum own, Sum *parts) {
     const auto of_warp = [](Sum part) {
         const float largest = warp_maximum(part.largest);
         return Sum{largest, warp_sum(part.total * ratio(part.largest, largest))};
@@ -90,9 +92,46 @@ __device__ __forceinline__ Row finish(const Call &call, Sum sum, float wanted) {
     return {log_sum_exp, log_total + (sum.largest - wanted), *call.scale * fmaf(2.0f * call.z_loss, log_sum_exp, 1.0f)};
 }
 
-__device__ __forceinline__ void note(const Call &call, const Row &row, bool correct) {
+__device__ __forceinline__ void note(const Call &call, size_t row, const Row &result, bool correct) {
     if (threadIdx.x != 0) return;
-    call.figures[blockIdx.x] = {row.nll, row.log_sum_exp * row.log_sum_exp, 1.0f, correct ? 1.0f : 0.0f};
+    call.figures[row] = {result.nll, result.log_sum_exp * result.log_sum_exp, 1.0f, correct ? 1.0f : 0.0f};
+}
+
+// Eight logits of which the first `held` are in the vocabulary: what lies behind counts as negative infinity, whose
+// exponential is 0.
+__device__ __forceinline__ uint4 counted(uint4 raw, int held) {
+    constexpr uint32_t NONE = 0xff80ff80u;
+    if (held >= 8) return raw;
+    uint32_t pairs[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (held <= 2 * i) pairs[i] = NONE;
+        if (held == 2 * i + 1) pairs[i] = (pairs[i] & 0xffffu) | (NONE & 0xffff0000u);
+    }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// Whether one of eight logits, the first of which is `first`, is `wanted` and comes before the target.
+__device__ __forceinline__ bool comes_before(uint4 quad, float wanted, int first, int target) {
+    if (first >= target) return false;
+    float x[8];
+    unpack_eight(quad, x);
+    bool before = false;
+#pragma unroll
+    for (int i = 0; i < 8; i++) before |= x[i] == wanted && first + i < target;
+    return before;
+}
+
+__device__ __forceinline__ uint4 slopes(uint4 quad, const Row &result) {
+    float x[8];
+    unpack_eight(quad, x);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = exponential(x[i], result.log_sum_exp) * result.factor;
+    return pack_eight(x);
+}
+
+__device__ __forceinline__ bf16 slope_of_target(const Call &call, float wanted, const Row &result) {
+    return __float2bfloat16_rn(exponential(wanted, result.log_sum_exp) * result.factor - *call.scale);
 }
 
 // A block has a row; the stride is a multiple of eight. Quad k of a thread has columns 8 (k THREADS + thread) on.
@@ -109,20 +148,9 @@ template <int THREADS, int HELD> __device__ __forceinline__ void lose(const Call
         return;
     }
     const float wanted = __bfloat162float(logits[target]);
-    // What lies behind the vocabulary counts as negative infinity, whose exponential is 0.
     const auto load = [&](int k) {
-        constexpr uint32_t NONE = 0xff80ff80u;
         const int quad = k * THREADS + thread, held = call.vocabulary - quad * 8;
-        if (held <= 0) return make_uint4(NONE, NONE, NONE, NONE);
-        const uint4 raw = __ldcg(row + quad);
-        if (held >= 8) return raw;
-        uint32_t pairs[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (held <= 2 * i) pairs[i] = NONE;
-            if (held == 2 * i + 1) pairs[i] = (pairs[i] & 0xffffu) | (NONE & 0xffff0000u);
-        }
-        return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        return counted(held > 0 ? __ldcg(row + quad) : uint4{}, held);
     };
     uint4 held[HELD];
     uint4 *own = shared + thread;
@@ -155,46 +183,113 @@ template <int THREADS, int HELD> __device__ __forceinline__ void lose(const Call
         sum.total = sum.total * ratio(sum.largest, largest) + sum_of_exponentials(quad, largest);
         sum.largest = largest;
     });
-    sum = block_total<THREADS / WARP>(sum);
+    __shared__ Sum parts[THREADS / WARP];
+    sum = block_total<THREADS / WARP>(sum, parts);
     const Row result = finish(call, sum, wanted);
 
     bool correct = wanted == sum.largest;
     if (correct) {  // for all threads or for none: an equal logit before the target's comes first
         bool before = false;
         const auto look = [&](int k, uint4 quad) {
-            const int first = (k * THREADS + thread) * 8;
-            if (first >= target) return;
-            float x[8];
-            unpack_eight(quad, x);
-#pragma unroll
-            for (int i = 0; i < 8; i++) before |= x[i] == wanted && first + i < target;
+            before |= comes_before(quad, wanted, (k * THREADS + thread) * 8, target);
         };
         for_kept(look);
         for_others(look);
         correct = !__syncthreads_or(before);
     }
-    note(call, result, correct);
+    note(call, blockIdx.x, result, correct);
     if (!call.slopes) return;
 
     const auto turn = [&](int k, uint4 quad) {
-        float x[8];
-        unpack_eight(quad, x);
-#pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = exponential(x[i], result.log_sum_exp) * result.factor;
-        if (k < of_thread) row[k * THREADS + thread] = pack_eight(x);
+        if (k < of_thread) row[k * THREADS + thread] = slopes(quad, result);
     };
     for_kept(turn);
     for_others(turn);
     // The thread that wrote the target's logit writes it once more.
-    if (target / 8 % THREADS == thread) {
-        const float x = exponential(wanted, result.log_sum_exp) * result.factor - *call.scale;
-        logits[target] = __float2bfloat16_rn(x);
+    if (target / 8 % THREADS == thread) logits[target] = slope_of_target(call, wanted, result);
+}
+
+// The same for rows that registers hold, where a block takes every so many: the next two are on their way to shared memory,
+// [2][HELD][THREADS] quads, from when a row's logits are in registers. A thread copies the quads that it takes itself.
+template <int THREADS, int HELD> __device__ __forceinline__ void lose_ahead(const Call &call) {
+    extern __shared__ __align__(16) uint4 shared[];
+    __shared__ Sum parts[2][THREADS / WARP];
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const int thread = threadIdx.x, quads = call.stride / 8, step = gridDim.x;
+    uint4 *own = shared + thread;
+    const auto fetch = [&](int row, int stage) {
+        const uint4 *from = reinterpret_cast<const uint4 *>(call.logits + size_t(row) * call.stride);
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int quad = k * THREADS + thread;
+            if (row < call.rows && quad < quads) copy_async(own + (stage * HELD + k) * THREADS, from + quad);
+        }
+        commit_copies();  // an empty group where no row is left
+    };
+    fetch(blockIdx.x, 0);
+    fetch(blockIdx.x + step, 1);
+    int next_target = call.targets[blockIdx.x], stage = 0, turn = 0;
+    for (int index = blockIdx.x; index < call.rows; index += step, stage ^= 1) {
+        bf16 *logits = call.logits + size_t(index) * call.stride;
+        uint4 *row = reinterpret_cast<uint4 *>(logits);
+        const int target = next_target;
+        const bool counts = target >= 0 && target < call.vocabulary;
+        const float wanted = counts ? __bfloat162float(logits[target]) : 0.0f;
+        wait_for_copies<1>();
+        uint4 held[HELD];
+        float largest = LOWEST;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const int rest = call.vocabulary - (k * THREADS + thread) * 8;
+            held[k] = counted(rest > 0 ? own[(stage * HELD + k) * THREADS] : uint4{}, rest);
+            largest = fmaxf(largest, largest_of(held[k]));
+            pack_again(held[k]);
+        }
+        __syncwarp();  // the quads are in registers before others come in their place
+        fetch(index + 2 * step, stage);
+        if (index + step < call.rows) next_target = call.targets[index + step];
+        if (!counts) {
+            if (thread == 0) call.figures[index] = float4{};
+            for (int quad = thread; call.slopes && quad < quads; quad += THREADS) row[quad] = uint4{};
+            continue;
+        }
+        Sum sum{largest, 0.0f};
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            pack_again(held[k]);
+            sum.total += sum_of_exponentials(held[k], largest);
+        }
+        // A warp writes a half again two counted rows later, after a barrier that all pass only when they have read it.
+        sum = block_total<THREADS / WARP>(sum, parts[turn]);
+        turn ^= 1;
+        const Row result = finish(call, sum, wanted);
+        bool correct = wanted == sum.largest;
+        if (correct) {
+            bool before = false;
+#pragma unroll
+            for (int k = 0; k < HELD; k++) {
+                pack_again(held[k]);
+                before |= comes_before(held[k], wanted, (k * THREADS + thread) * 8, target);
+            }
+            correct = !__syncthreads_or(before);
+        }
+        note(call, index, result, correct);
+        if (!call.slopes) continue;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            pack_again(held[k]);
+            const int quad = k * THREADS + thread;
+            if (quad < quads) row[quad] = slopes(held[k], result);
+        }
+        if (target / 8 % THREADS == thread) logits[target] = slope_of_target(call, wanted, result);
     }
 }
 
 // A kernel's name ends in the columns that registers hold.
 extern "C" __global__ void __launch_bounds__(256, 4) cross_entropy_8192(Call call) { lose<256, 4>(call); }
 extern "C" __global__ void __launch_bounds__(512, 2) cross_entropy_32768(Call call) { lose<512, 8>(call); }
+extern "C" __global__ void __launch_bounds__(1024, 1) cross_entropy_ahead_32768(Call call) { lose_ahead<1024, 4>(call); }
 extern "C" __global__ void __launch_bounds__(1024, 1) cross_entropy_65536(Call call) { lose<1024, 8>(call); }
 
 // Any stride and alignment: three times over the row, an element a thread.
@@ -217,11 +312,12 @@ extern "C" __global__ void __launch_bounds__(256) cross_entropy_any(Call call) {
         for (int i = threadIdx.x; i < vocabulary; i += THREADS) {
             sum.total += exponential(__bfloat162float(logits[i]), sum.largest);
         }
-        sum = block_total<THREADS / WARP>(sum);
+        __shared__ Sum parts[THREADS / WARP];
+        sum = block_total<THREADS / WARP>(sum, parts);
         result = finish(call, sum, wanted);
         bool before = false;
         for (int i = threadIdx.x; i < target; i += THREADS) before |= __bfloat162float(logits[i]) == sum.largest;
-        note(call, result, !__syncthreads_or(before) && wanted == sum.largest);
+        note(call, blockIdx.x, result, !__syncthreads_or(before) && wanted == sum.largest);
     }
     if (!call.slopes) return;
     for (int i = threadIdx.x; i < call.stride; i += THREADS) {

@@ -47,6 +47,9 @@ pub enum LogitsBecome {
 /// The kernels by the largest stride whose rows lie in registers: name, threads, columns.
 const SMALL: (&str, usize, usize) = ("cross_entropy_8192", 256, 8192);
 const MIDDLE: (&str, usize, usize) = ("cross_entropy_32768", 512, 32_768);
+/// The same, where the next two rows are on their way to shared memory.
+const AHEAD: (&str, usize, usize) = ("cross_entropy_ahead_32768", 1024, 32_768);
+const AHEAD_BYTES: usize = 2 * 2 * 32_768;
 const WIDE: (&str, usize, usize) = ("cross_entropy_65536", 1024, 65_536);
 /// Shared memory of a block beside its row.
 const OTHER_SHARED_BYTES: usize = 2048;
@@ -79,9 +82,10 @@ pub fn cross_entropy(gpu: &Gpu, call: &CrossEntropy<'_>) -> Result<()> {
     let room = |(_, threads, _): (&str, usize, usize), blocks: usize| {
         (shared / blocks).saturating_sub(OTHER_SHARED_BYTES) / (16 * threads)
     };
-    let ((name, threads, _), in_shared) = match by(8, Form::Bf16, logits, stride) {
+    let (kernel, in_shared) = match by(8, Form::Bf16, logits, stride) {
         false => (("cross_entropy_any", 256, 0), 0),
         true if outside(SMALL) == 0 => (SMALL, 0),
+        true if outside(AHEAD) == 0 && shared >= AHEAD_BYTES + OTHER_SHARED_BYTES => (AHEAD, 0),
         true if outside(MIDDLE) <= room(MIDDLE, 2) => (MIDDLE, outside(MIDDLE)),
         true => (WIDE, outside(WIDE).min(room(WIDE, 1))),
     };
@@ -95,14 +99,17 @@ pub fn cross_entropy(gpu: &Gpu, call: &CrossEntropy<'_>) -> Result<()> {
         in_shared: int(in_shared)?,
         z_loss,
         slopes: i32::from(logits_become == LogitsBecome::Slopes),
+        rows: int(rows)?,
+        unused: 0,
     });
     // A row's columns are numbered in 32 bits.
     int(stride)?;
-    let launch = Launch {
-        grid: [int(rows)? as u32, 1, 1],
-        threads: threads as u32,
-        shared_bytes: (in_shared * threads * 16) as u32,
+    let (name, threads, _) = kernel;
+    let (blocks, shared_bytes) = match kernel {
+        AHEAD => (rows.min(gpu.properties().multiprocessors as usize), AHEAD_BYTES),
+        _ => (rows, in_shared * threads * 16),
     };
+    let launch = Launch { grid: [blocks as u32, 1, 1], threads: threads as u32, shared_bytes: shared_bytes as u32 };
     gpu.launch(&gpu.function("cross_entropy", name)?, launch, arguments)?;
     let arguments = Arguments::new().u64(figures).u64(totals).i32(int(rows)?);
     let launch = Launch { grid: [1, 1, 1], threads: 1024, shared_bytes: 0 };
@@ -122,7 +129,9 @@ struct Call {
     in_shared: i32,
     z_loss: f32,
     slopes: i32,
+    rows: i32,
+    unused: i32,
 }
 
-// SAFETY: five integers of eight bytes, then four numbers of four: without a gap.
+// SAFETY: five integers of eight bytes, then six numbers of four: without a gap.
 unsafe impl NoUninit for Call {}

@@ -1,9 +1,9 @@
 //! Times of the row-wise kernels of a training step, each by itself, at the sizes of the benchmarks' models.
 
 use ironloom_kernels::{
-    Activation, Columns, Form, GatedActivation, GatedActivationBackward, GatherRows, Gpu, NormWeightGradient, RmsNorm,
-    RmsNormBackward, RopeTraining, gated_activation, gated_activation_backward, gather_rows, rmsnorm, rmsnorm_backward,
-    rmsnorm_backward_workspace, rope_training,
+    Activation, Columns, CrossEntropy, Form, GatedActivation, GatedActivationBackward, GatherRows, Gpu, LogitsBecome,
+    NormWeightGradient, RmsNorm, RmsNormBackward, RopeTraining, cross_entropy, gated_activation,
+    gated_activation_backward, gather_rows, rmsnorm, rmsnorm_backward, rmsnorm_backward_workspace, rope_training,
 };
 
 use crate::{buffer, gemm::filled, gpu, upload_f32, upload_i32};
@@ -22,13 +22,46 @@ struct Widths {
 #[ignore = "prints times"]
 fn speed_of_rows_in_training() {
     let Some(gpu) = gpu() else { return };
+    for rows in [2048, 8192] {
+        time_loss(&gpu, rows, 32_000);
+    }
     for rows in [4096, 32_768] {
         time_rows(&gpu, Widths { rows, width: 768, heads: 16, attention: 1280, inner: 1408 });
         time_rows(&gpu, Widths { rows, width: 512, heads: 10, attention: 768, inner: 352 });
     }
 }
 
-/// Prints the time of each kernel, and the rate of the bytes that it has to move.
+fn time_loss(gpu: &Gpu, rows: usize, vocabulary: usize) {
+    let logits = filled(gpu, rows, vocabulary);
+    let targets = upload_i32(gpu, &(0..rows).map(|row| (row * 7919 % vocabulary) as i32).collect::<Vec<_>>());
+    let (scale, figures, totals) = (upload_f32(gpu, &[1.0]), buffer(gpu, 16 * rows), buffer(gpu, 32));
+    let loss = CrossEntropy {
+        logits: logits.slice(),
+        logits_stride: vocabulary,
+        targets: targets.slice(),
+        scale: scale.slice(),
+        z_loss: 0.0,
+        logits_become: LogitsBecome::Slopes,
+        row_figures: figures.slice(),
+        totals: totals.slice(),
+        rows,
+        vocabulary,
+    };
+    time(gpu, "loss", [rows, vocabulary, 4 * vocabulary], &|| cross_entropy(gpu, &loss).unwrap());
+}
+
+/// Prints the time of the longest kernel, and the rate of the bytes that it has to move for each row.
+fn time(gpu: &Gpu, name: &str, [rows, width, bytes_of_row]: [usize; 3], run: &dyn Fn()) {
+    let times = gpu.profile::<ironloom_kernels::Error>(|| {
+        (0..8).for_each(|_| run());
+        Ok(())
+    });
+    let kernel = &times.unwrap()[0];
+    let seconds = kernel.seconds / kernel.launches as f64;
+    let rate = (rows * bytes_of_row) as f64 / seconds / 1e9;
+    println!("{rows} x {width}, {name}: {} {:.2} us, {rate:.0} GB/s", kernel.name, seconds * 1e6);
+}
+
 fn time_rows(gpu: &Gpu, widths: Widths) {
     let Widths { rows, width, heads, attention, inner } = widths;
     let (normed, gradient, columns) =
@@ -136,13 +169,6 @@ fn time_rows(gpu: &Gpu, widths: Widths) {
         ("gated activation back", 12 * inner, &|| gated_activation_backward(gpu, &gated_back).unwrap()),
     ];
     for (name, bytes_of_row, run) in cases {
-        let times = gpu.profile::<ironloom_kernels::Error>(|| {
-            (0..8).for_each(|_| run());
-            Ok(())
-        });
-        let kernel = &times.unwrap()[0];
-        let seconds = kernel.seconds / kernel.launches as f64;
-        let rate = (rows * bytes_of_row) as f64 / seconds / 1e9;
-        println!("{rows} x {width}, {name}: {} {:.2} us, {rate:.0} GB/s", kernel.name, seconds * 1e6);
+        time(gpu, name, [rows, width, bytes_of_row], run);
     }
 }
