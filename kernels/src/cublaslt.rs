@@ -201,19 +201,19 @@ impl CublasLt {
         let mut served = proposals.iter().filter(serves).map(|proposal| proposal.algo).collect::<Vec<_>>();
         let first = *served.first().ok_or_else(|| shape.unsupported())?;
         served.retain(|other| pieces_of_sums(other) == pieces_of_sums(&first));
-        if served.len() > 1 && !ironloom_core::is_off("timed-products") && gpu.properties().driver >= (12, 8) {
-            // Inside a capture nothing runs. What is taken then is not kept, so that a later call may measure.
-            let measured = if gpu.is_capturing()? { None } else { self.fastest(gpu, call, problem, places, &served)? };
-            let Some(fastest) = measured else { return Ok(first) };
-            known.insert(shape, fastest);
-            return Ok(fastest);
-        }
-        known.insert(shape, first);
-        Ok(first)
+        let measurable = !ironloom_core::is_off("timed-products") && gpu.properties().driver >= (12, 8);
+        let chosen = match served.len() {
+            // While a graph is captured nothing runs. What is taken then is not kept, so that a later call may measure.
+            2.. if measurable && gpu.is_capturing()? => return Ok(first),
+            2.. if measurable => self.fastest(gpu, call, problem, places, &served)?.unwrap_or(first),
+            _ => first,
+        };
+        known.insert(shape, chosen);
+        Ok(chosen)
     }
 
-    /// The fastest of `algorithms` that give the bits of the first; none where nothing can be told by these operands,
-    /// whose product is zero. What `out` holds is the same afterwards where it is added to.
+    /// The fastest of `algorithms` that give the bits of the first; none where there is no room to measure, or where these
+    /// operands tell nothing: their product is zero. What `out` holds is the same afterwards where it is added to.
     fn fastest(
         &self,
         gpu: &Gpu,
