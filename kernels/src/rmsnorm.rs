@@ -100,8 +100,8 @@ const TRAINING: &ByWidth = &[
     (512, "rmsnorm_training_512", 256, 8),
     (768, "rmsnorm_training_768", 256, 8),
     (1024, "rmsnorm_training_1024", 256, 8),
-    (2048, "rmsnorm_training_2048", 512, 1),
-    (4096, "rmsnorm_training_4096", 512, 1),
+    (2048, "rmsnorm_training_2048", 128, 1),
+    (4096, "rmsnorm_training_4096", 256, 1),
     (8192, "rmsnorm_training_8192", 512, 1),
     (16384, "rmsnorm_training_16384", 512, 1),
 ];

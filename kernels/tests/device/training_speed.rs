@@ -29,6 +29,7 @@ fn speed_of_rows_in_training() {
         time_rows(&gpu, Widths { rows, width: 768, heads: 16, attention: 1280, inner: 1408 });
         time_rows(&gpu, Widths { rows, width: 512, heads: 10, attention: 768, inner: 352 });
     }
+    time_rows(&gpu, Widths { rows: 8192, width: 2048, heads: 40, attention: 3072, inner: 8192 });
 }
 
 fn time_loss(gpu: &Gpu, rows: usize, vocabulary: usize) {
