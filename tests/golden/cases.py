@@ -359,6 +359,37 @@ QWEN3_MOE = {
     "vocab_size": BYTE_VOCABULARY,
 }
 
+# Its router's bias on the choice of experts is zero.
+ERNIE4_5_MOE = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "model_type": "ernie4_5_moe",
+    "moe_intermediate_size": 16,
+    "moe_k": 2,
+    "moe_layer_end_index": 2,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 6,
+    "moe_num_shared_experts": 2,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.54.0",
+    "use_bias": False,
+    "use_cache": True,
+    "vocab_size": 96,
+}
+
 IRONLOOM_DENSE = {
     "architectures": ["IronloomForCausalLM"],
     "head_dim": 8,
@@ -551,6 +582,16 @@ CASES = {
             },
         ),
         "lengths": PLAIN_LENGTHS,
+    },
+    "ernie4_5_moe": {
+        "config": ERNIE4_5_MOE,
+        "lengths": PLAIN_LENGTHS,
+        "files": {
+            "config.rope_parameters.json": new_notation(
+                ERNIE4_5_MOE, {"rope_theta": 500000.0, "rope_type": "default"}
+            )
+        },
+        "same_answers": ["config.rope_parameters.json"],
     },
     "ironloom_dense": {"config": IRONLOOM_DENSE, "lengths": PLAIN_LENGTHS},
     "ironloom_moe": {"config": IRONLOOM_MOE, "lengths": PLAIN_LENGTHS},

@@ -47,7 +47,7 @@ def load(folder, dtype):
 
 def chosen_experts(reference, config):
     """The set of experts of each token, layer after layer, in the pass just made."""
-    count = config.get("num_experts_per_tok", 0)
+    count = config.get("num_experts_per_tok", config.get("moe_k", 0))
     rows = [row for logits in reference.router_logits for row in logits.float()]
     return [frozenset(row.topk(count).indices.tolist()) for row in rows]
 

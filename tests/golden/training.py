@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from models import seeded
 from training_operations import operation_files
-from training_runs import RUNS, make_adapter, make_run
+from training_runs import RUNS, make_adapter, make_rotated_adapter, make_run
 
 ROOT = Path(__file__).resolve().parent / "training"
 
@@ -43,6 +43,7 @@ def main():
             make_operations()
         elif name == "adapter":
             make_adapter(ROOT)
+            make_rotated_adapter(ROOT)
         else:
             make_run(name, ROOT)
 

@@ -18,10 +18,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from cases import GEMMA3_PATTERN, IRONLOOM_MOE, QWEN2_MOE, QWEN3_MOE, changed, llama
-from models import Reference, build, hub_state, seeded, write_json, write_tensors
+from models import PLAIN, Reference, build, hub_state, seeded, write_json, write_tensors
 from training_operations import load_balancing, router_z_loss
 
 ROUTER_MARGIN = 1e-4
@@ -324,9 +325,9 @@ def adapter_name(name):
     return name.replace(".default.", ".")
 
 
-def adapt(model, dtype):
+def adapt(model, dtype, targets=("q_proj", "v_proj", "down_proj")):
     settings = LoraConfig(
-        r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+        r=4, lora_alpha=8, lora_dropout=0.0, target_modules=list(targets), task_type="CAUSAL_LM"
     )
     adapted = get_peft_model(copy.deepcopy(model).to(dtype), settings)
     parameters = [(name, value) for name, value in adapted.named_parameters() if value.requires_grad]
@@ -372,3 +373,22 @@ def make_adapter(root):
         f"adapter: {single.losses[0]:.4f} to {single.losses[-1]:.4f}, {report['float32_against_float64']}, "
         f"merged against adapted {largest.item():.1e}, against base {(merged - base).abs().max().item():.2f}"
     )
+
+
+def make_rotated_adapter(root):
+    """An adapter of a family whose q and k rotate neighbours, on the model of `models/`: what it adds has rows in that order too."""
+    case = "ernie4_5_moe"
+    base = root.parent / "models" / case
+    with tempfile.TemporaryDirectory() as copy_of:
+        # Without `expected.safetensors`, which transformers would take for a part of the weights.
+        for name in ("config.json", "model.safetensors"):
+            (Path(copy_of) / name).write_bytes((base / name).read_bytes())
+        model = AutoModelForCausalLM.from_pretrained(copy_of, dtype=torch.float32, **PLAIN).eval()
+    folder = root / "adapters" / case
+    adapted, _ = adapt(model, torch.float32, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    save_adapter(adapted.eval(), folder)
+    ids = load_file(base / "expected.safetensors")["long.input_ids"]
+    with torch.no_grad():
+        logits = adapted(input_ids=ids.long()[None], use_cache=False).logits[0]
+    write_tensors(folder / "expected.safetensors", {"input_ids": ids, "adapted.logits": logits.contiguous()})
+    print(f"adapter of {case}: {sum(file.stat().st_size for file in folder.iterdir())} bytes")

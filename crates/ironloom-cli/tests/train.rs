@@ -207,7 +207,7 @@ fn a_model_is_trained_on_and_its_tokenizer_kept() {
 fn a_dry_run_tells_the_plan_and_leaves_nothing() {
     let bench = Bench::new();
     let text = bench.ok(&["--dry-run"]);
-    for part in ["ironloom_moe", "2 documents", "6 of 64 tokens", "moments", "held out"] {
+    for part in ["ernie4_5_moe", "2 documents", "6 of 64 tokens", "moments", "held out"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let plan: Value = serde_json::from_str(&bench.ok(&["--dry-run", "--json"])).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::{
     Architecture, Config, FeedForwardConfig,
-    names::{Naming, Part},
+    names::{Naming, Part, interleaved_rows},
 };
 
 impl Config {
@@ -44,6 +44,18 @@ impl Config {
         found
     }
 
+    /// For each row of the matrix of `layer` (a name of [`Config::linear_layers`]), which row holds it in a folder of Hugging
+    /// Face's, for the matrix and for an adapter's second factor alike; none where the order is the same.
+    pub fn stored_rows(&self, layer: &str) -> Option<Vec<u32>> {
+        let heads = match layer.rsplit('.').next() {
+            _ if self.architecture != Architecture::Ernie45Moe => return None,
+            Some("q_proj") => self.heads,
+            Some("k_proj") => self.kv_heads,
+            _ => return None,
+        };
+        Some(interleaved_rows(heads, self.head_width))
+    }
+
     /// Names of a folder of Hugging Face's, as models that were trained are written. InternLM2's fused matrix is held in three, as
     /// Llama's is.
     pub(crate) fn trained_naming(&self) -> Naming {
@@ -66,7 +78,9 @@ mod tests {
     #[test]
     fn a_configuration_tells_the_layers_that_its_model_has() {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/models");
-        for name in ["llama", "gemma3", "internlm2", "mixtral", "qwen2_moe-mixed", "qwen3_moe", "ironloom_moe"] {
+        for name in
+            ["llama", "gemma3", "internlm2", "mixtral", "qwen2_moe-mixed", "qwen3_moe", "ernie4_5_moe", "ironloom_moe"]
+        {
             let stored = ironloom_weights::open(models.join(name)).unwrap();
             let model = Model::load(&stored, &Device::cpu(1), &LoadOptions::default()).unwrap();
             let linears = model.linears().into_iter();

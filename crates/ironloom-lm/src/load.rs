@@ -52,6 +52,7 @@ impl Model {
             Format::Gguf { .. } => Naming::Gguf,
             _ => Naming::hugging_face(config.architecture, |name| checkpoint.contains(name)),
         };
+        refuse_router_biases(&config, checkpoint, naming)?;
         let source = CheckpointSource { checkpoint, missing: Vec::new(), done: 0, total };
         let mut builder = Builder { config: &config, device, options, source };
         let mut model = builder.model(naming)?;
@@ -70,6 +71,32 @@ impl Model {
         model.unused = checkpoint.unused();
         Ok(model)
     }
+}
+
+/// Routing adds no bias to the probabilities that experts are chosen by: where a checkpoint has one, it must be zero.
+fn refuse_router_biases(config: &Config, checkpoint: &Checkpoint, naming: Naming) -> Result<()> {
+    if config.architecture != Architecture::Ernie45Moe {
+        return Ok(());
+    }
+    for layer in 0..config.layers.len() {
+        let name = naming.name(Part::RouterBias, layer);
+        if !checkpoint.contains(&name) {
+            continue;
+        }
+        let data = checkpoint.tensor(&name)?;
+        let mut values = vec![0.0; data.shape.elements().map_err(ironloom_weights::Error::from)?];
+        ironloom_quant::unpack(data.dtype, &data.bytes, &mut values)
+            .map_err(|source| Error::Pack { tensor: name.clone(), source })?;
+        if let Some(value) = values.iter().find(|value| **value != 0.0) {
+            return Err(Error::UnsupportedOption {
+                key: name,
+                value: value.to_string(),
+                reason: "experts are chosen by their probabilities alone, and with this bias the model would choose \
+                         others: run it with transformers, or take a model whose bias is zero",
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Bytes that a model may take on `device`, where that is known.
@@ -255,11 +282,13 @@ impl<S: Source> Builder<'_, S> {
         let qkv = match (naming, config.architecture) {
             (Naming::HuggingFace { .. }, Architecture::InternLm2) => self.fused_qkv(&name(Part::FusedQkv))?,
             _ => {
-                let interleaved = naming == Naming::Gguf
-                    && matches!(
+                let interleaved = match naming {
+                    Naming::Gguf => matches!(
                         config.architecture,
                         Architecture::Llama | Architecture::Mixtral | Architecture::InternLm2
-                    );
+                    ),
+                    Naming::HuggingFace { architecture, .. } => architecture == Architecture::Ernie45Moe,
+                };
                 let order = |heads| interleaved.then(|| interleaved_rows(heads, head_width));
                 [
                     self.linear(name(Part::Q), [q_rows, width], order(config.heads), config.qkv_bias)?,

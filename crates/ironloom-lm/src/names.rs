@@ -24,6 +24,8 @@ pub(crate) enum Part {
     Up,
     Down,
     Router,
+    /// What is added to the probabilities by which experts are chosen; its name is whole.
+    RouterBias,
     SharedGate,
     SharedUp,
     SharedDown,
@@ -89,6 +91,12 @@ impl Naming {
                 Part::FeedForwardNorm => "pre_feedforward_layernorm".to_owned(),
                 _ => llama_tail(part),
             },
+            Architecture::Ernie45Moe => match part {
+                Part::SharedGate => "mlp.shared_experts.gate_proj".to_owned(),
+                Part::SharedUp => "mlp.shared_experts.up_proj".to_owned(),
+                Part::SharedDown => "mlp.shared_experts.down_proj".to_owned(),
+                _ => llama_tail(part),
+            },
             _ => llama_tail(part),
         }
     }
@@ -114,6 +122,7 @@ fn llama_tail(part: Part) -> String {
         Part::Up => "mlp.up_proj",
         Part::Down => "mlp.down_proj",
         Part::Router => "mlp.gate",
+        Part::RouterBias => "mlp.moe_statics.e_score_correction_bias",
         Part::SharedGate => "mlp.shared_expert.gate_proj",
         Part::SharedUp => "mlp.shared_expert.up_proj",
         Part::SharedDown => "mlp.shared_expert.down_proj",
@@ -160,6 +169,7 @@ fn gguf_tail(part: Part) -> &'static str {
         Part::Up => "ffn_up",
         Part::Down => "ffn_down",
         Part::Router => "ffn_gate_inp",
+        Part::RouterBias => "exp_probs_b.bias",
         Part::SharedGate => "ffn_gate_shexp",
         Part::SharedUp => "ffn_up_shexp",
         Part::SharedDown => "ffn_down_shexp",
@@ -171,7 +181,7 @@ fn gguf_tail(part: Part) -> &'static str {
 }
 
 /// For each of `heads * head_width` rows in the half-split rotation order, the row that holds it in the interleaved order
-/// of GGUF's Llama family: row `2i + j` of a head there is row `j * half + i` here.
+/// of GGUF's Llama family and of ERNIE's checkpoints: row `2i + j` of a head there is row `j * half + i` here.
 pub(crate) fn interleaved_rows(heads: usize, head_width: usize) -> Vec<u32> {
     let half = head_width / 2;
     (0..heads * head_width)
@@ -182,6 +192,13 @@ pub(crate) fn interleaved_rows(heads: usize, head_width: usize) -> Vec<u32> {
             (head * head_width + 2 * i + j) as u32
         })
         .collect()
+}
+
+/// Where each row of a reordered matrix was before.
+pub(crate) fn inverse(order: &[u32]) -> Vec<u32> {
+    let mut inverse = vec![0; order.len()];
+    (0..).zip(order).for_each(|(row, place): (u32, _)| inverse[*place as usize] = row);
+    inverse
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ironloom_core::{DType, Threads};
 use ironloom_lm::{
     Config, Error, LoadOptions, LogitRows, Model,
-    export::{ExportOptions, ExportReport, to_gguf, to_hugging_face},
+    export::{ExportOptions, ExportReport, TextFiles, to_gguf, to_hugging_face, write_trained},
     text::{AddBos, AddGenerationPrompt, ChatTemplate, Message, Specials, Tokenizer, encode_chat},
 };
 use ironloom_nn::Span;
@@ -290,6 +290,7 @@ fn a_gguf_file_is_packed_again_with_its_metadata() {
 fn what_gguf_cannot_say_is_refused_by_name_and_writes_nothing() {
     for (name, part) in [
         ("ironloom_moe", "ironloom_moe"),
+        ("ernie4_5_moe", "ernie4_5_moe"),
         ("ironloom_dense", "ironloom_dense"),
         ("qwen2-window", "window"),
         ("gemma3-pattern", "attention scale"),
@@ -514,4 +515,58 @@ fn end_tokens_without_a_usual_name_are_kept() {
     // 900 is <|endoftext|>, found by its text. Of the other three, two have keys.
     assert_eq!(after.end_ids(), [17, 900, 902, 903]);
     assert!(report.notes.join("").contains("</tool_call>"), "{:?}", report.notes);
+}
+
+/// transformers made the golden folder, so what is written is what it reads: rows of q and k for their rotation over neighbours, the
+/// routers' biases, names and entries.
+#[test]
+fn ernie_is_written_as_transformers_writes_it() {
+    let device = Device::cpu(1);
+    let load = |checkpoint: &Checkpoint| Model::load(checkpoint, &device, &LoadOptions::default()).unwrap();
+    let stored = open(golden("ernie4_5_moe")).unwrap();
+    let mut model = load(&stored);
+    model.make_trainable().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    write_trained(&model, folder.path(), &TextFiles::from_checkpoint(&stored).unwrap()).unwrap();
+    let written = open(folder.path()).unwrap();
+    let names = |checkpoint: &Checkpoint| -> Vec<String> {
+        let mut names: Vec<_> = checkpoint.tensors().map(|info| info.name.clone()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&written), names(&stored));
+    for name in names(&stored) {
+        assert_eq!(values(&written, &name), values(&stored, &name), "{name}");
+        assert_eq!(written.info(&name).unwrap().shape, stored.info(&name).unwrap().shape, "{name}");
+    }
+    assert_eq!(Config::from_checkpoint(&written).unwrap(), Config::from_checkpoint(&stored).unwrap());
+    let (wanted, found) = (json(&golden("ernie4_5_moe").join("config.json")), json(&folder.path().join("config.json")));
+    for (key, value) in wanted.as_object().unwrap() {
+        if !["torch_dtype", "transformers_version", "use_cache"].contains(&key.as_str()) {
+            assert_eq!(&found[key], value, "{key}");
+        }
+    }
+}
+
+#[test]
+fn a_bias_on_the_choice_of_experts_is_refused() {
+    let stored = open(golden("ernie4_5_moe")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(golden("ernie4_5_moe").join("config.json"), folder.path().join("config.json")).unwrap();
+    let bias = "model.layers.2.mlp.moe_statics.e_score_correction_bias";
+    let tensors = stored.tensors().map(|info| {
+        let mut info = info.clone();
+        let mut bytes = stored.tensor(&info.name).unwrap().bytes.to_vec();
+        if info.name == bias {
+            info.dtype = DType::F32;
+            bytes = [0.0_f32, 0.0, 0.25, 0.0, 0.0, 0.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        }
+        ironloom_weights::NewTensor::new(info, bytes)
+    });
+    let weights = folder.path().join("model.safetensors");
+    let nothing = ironloom_weights::Metadata::new();
+    ironloom_weights::safetensors::write(weights, &nothing, tensors.collect(), &mut |_| {}).unwrap();
+    let loaded = Model::load(&open(folder.path()).unwrap(), &Device::cpu(1), &LoadOptions::default());
+    let error = loaded.unwrap_err().to_string();
+    assert!(error.contains(bias) && error.contains("0.25") && error.contains("transformers"), "{error}");
 }

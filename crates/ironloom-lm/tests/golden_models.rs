@@ -111,6 +111,7 @@ families! {
     qwen2_moe_with_dense_layers: "qwen2_moe-mixed";
     qwen3_moe: "qwen3_moe";
     qwen3_moe_with_dense_layers: "qwen3_moe-mixed";
+    ernie4_5_moe: "ernie4_5_moe";
     ironloom_dense: "ironloom_dense";
     ironloom_moe: "ironloom_moe";
 }

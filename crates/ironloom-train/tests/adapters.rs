@@ -3,7 +3,10 @@
 
 use std::{ops::ControlFlow, path::PathBuf};
 
-use ironloom_lm::{LoadOptions, LogitRows, Model, TrainingPass, TrainingRows, export::TextFiles};
+use ironloom_lm::{
+    LoadOptions, LogitRows, Model, TrainingPass, TrainingRows,
+    export::{TextFiles, write_trained},
+};
 use ironloom_nn::Span;
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::{Context, Device, Gradients, Tape, Tensor, ops::RouterLosses};
@@ -204,6 +207,33 @@ fn an_adapter_that_is_saved_and_read_again_gives_the_same_bits() {
     assert!(logits(&again, ids) == logits(trainer.model(), ids));
 }
 
+/// Rows of q and k rotate neighbours in ERNIE's files, and peft's second factor has them in that order.
+#[test]
+fn an_adapter_of_rotated_neighbours_equals_peft_s_and_is_saved_as_it_was() {
+    let folder = golden().join("adapters/ernie4_5_moe");
+    let stored = ironloom_weights::open(folder.join("expected.safetensors")).unwrap();
+    let ids: Vec<u32> = stored.tensor("input_ids").unwrap().bytes.chunks_exact(4).map(|id| u32::from(id[0])).collect();
+    let mut model = model("../../models/ernie4_5_moe", WeightFormat::F32);
+    let before = logits(&model, &ids);
+    let adapter = peft::load(&folder).unwrap();
+    adapter.attach(&mut model).unwrap();
+    let (adapted, wanted) = (logits(&model, &ids), values(&stored, "adapted.logits"));
+    assert!(largest_difference(&adapted, &wanted) < 1e-4, "{}", largest_difference(&adapted, &wanted));
+    assert!(largest_difference(&adapted, &before) > 0.1);
+
+    let (options, base_model) = (adapter.options.clone(), adapter.base_model.clone());
+    let mut again = LoraAdapter::of(&model, options, base_model).unwrap();
+    again.layers.sort_by(|left, right| left.layer.cmp(&right.layer));
+    assert!(again.layers == adapter.layers);
+
+    model.merge_adapters().unwrap();
+    let merged = tempfile::tempdir().unwrap();
+    write_trained(&model, merged.path(), &TextFiles::default()).unwrap();
+    let stored = ironloom_weights::open(merged.path()).unwrap();
+    let model = Model::load(&stored, &Device::cpu(2), &LoadOptions::default()).unwrap();
+    assert!(largest_difference(&logits(&model, &ids), &wanted) < 1e-4);
+}
+
 #[test]
 fn frozen_bases_of_few_bits_are_learnt_beside_and_do_not_move() {
     for (name, format) in [
@@ -215,6 +245,7 @@ fn frozen_bases_of_few_bits_are_learnt_beside_and_do_not_move() {
         ("qwen2_moe", WeightFormat::Nf4),
         ("qwen3_moe", WeightFormat::Int8),
         ("ironloom_moe", WeightFormat::Nf4),
+        ("../../models/ernie4_5_moe", WeightFormat::F32),
     ] {
         let base = model(name, format);
         let vocabulary = base.config().vocab_size as u32;

@@ -7,9 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ironloom_lm::{
-    Config, DenseShape, ExpertsConfig, FeedForwardConfig, LoadOptions, Model, SharedExpertConfig, export::TextFiles,
-};
+use ironloom_lm::{Config, DenseShape, ExpertsConfig, LoadOptions, Model, SharedExpertConfig, export::TextFiles};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_train::{
@@ -39,12 +37,8 @@ fn dense() -> Config {
 }
 
 fn routed() -> Config {
-    let mut config = dense();
-    config.architecture = ironloom_lm::Architecture::IronloomMoe;
-    config.layers[1].feed_forward = FeedForwardConfig::Routed;
     let shared = Some(SharedExpertConfig { width: 16, gated: false });
-    config.experts = Some(ExpertsConfig { count: 4, per_row: 2, width: 16, normalize: true, shared });
-    config
+    Config::routed(dense(), 1, ExpertsConfig { count: 4, per_row: 2, width: 16, normalize: true, shared })
 }
 
 fn loader(seed: u64) -> Loader {

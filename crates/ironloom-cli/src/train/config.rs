@@ -6,9 +6,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use ironloom_lm::{
-    Architecture, Config, DenseShape, ExpertsConfig, FeedForwardConfig, SharedExpertConfig, text::TrainOptions,
-};
+use ironloom_lm::{Config, DenseShape, ExpertsConfig, SharedExpertConfig, text::TrainOptions};
 use ironloom_train::{
     TrainerOptions,
     data::{Answers, EndToken, HeldOut, LoaderOptions, Order, Overlong, Packing, Source, SourceFormat},
@@ -322,10 +320,9 @@ impl ModelTable {
             if dense_layers >= layers {
                 bail!("model.experts.dense_layers is {dense_layers}, and the model has {layers} layers: leave some");
             }
-            config.architecture = Architecture::IronloomMoe;
-            config.layers[dense_layers..].iter_mut().for_each(|layer| layer.feed_forward = FeedForwardConfig::Routed);
             let shared = Some(SharedExpertConfig { width: shared_width, gated: false });
-            config.experts = Some(ExpertsConfig { count, per_row, width, normalize: true, shared });
+            let experts = ExpertsConfig { count, per_row, width, normalize: true, shared };
+            config = Config::routed(config, dense_layers, experts);
         }
         Ok(config)
     }
@@ -421,6 +418,8 @@ impl BatchTable {
 
 #[cfg(test)]
 mod tests {
+    use ironloom_lm::{Architecture, FeedForwardConfig};
+
     use super::*;
 
     const SMALL: &str = "output = 'out'
@@ -509,9 +508,12 @@ optimizer = { kind = 'muon', momentum = 0.9 }
             "heads = 4\nexperts = { count = 4, per_row = 2, width = 32, shared_width = 32, dense_layers = 1 }";
         let config = TrainConfig::parse(&SMALL.replace("heads = 4", experts), "c.toml").unwrap();
         let described = config.model.describe(300, 16).unwrap();
-        assert_eq!(described.architecture, Architecture::IronloomMoe);
+        assert_eq!(described.architecture, Architecture::Ernie45Moe);
         assert!(matches!(described.layers[0].feed_forward, FeedForwardConfig::Dense { .. }));
         assert!(matches!(described.layers[1].feed_forward, FeedForwardConfig::Routed));
+        let odd = experts.replace("shared_width = 32", "shared_width = 48");
+        let config = TrainConfig::parse(&SMALL.replace("heads = 4", &odd), "c.toml").unwrap();
+        assert_eq!(config.model.describe(300, 16).unwrap().architecture, Architecture::IronloomMoe);
         let config = TrainConfig::parse(&SMALL.replace("heads = 4", &experts.replace("layers = 1", "layers = 2")), "");
         assert!(config.unwrap().model.describe(300, 16).is_err());
     }

@@ -23,7 +23,7 @@ pub(super) fn read(json: &Value) -> Result<Config> {
         Fields::new(nested.unwrap_or(json), if nested.is_some() { "text_config" } else { "" }, architecture.name())?;
     let tied = match (fields.flag("tie_word_embeddings")?, root.flag("tie_word_embeddings")?) {
         (Some(tied), _) | (None, Some(tied)) => tied,
-        (None, None) => architecture == Architecture::Gemma3 || is_own(architecture),
+        (None, None) => matches!(architecture, Architecture::Gemma3 | Architecture::Ernie45Moe) || is_own(architecture),
     };
     refuse_unsupported(&fields)?;
 
@@ -60,11 +60,17 @@ pub(super) fn read(json: &Value) -> Result<Config> {
             Ok(LayerConfig { window: windows[i], rope, feed_forward })
         })
         .collect::<Result<Vec<_>>>()?;
+    let default_epsilon = if architecture == Architecture::Ernie45Moe { 1e-5 } else { 1e-6 };
     let flag = |key| fields.flag(key).map(|flag| flag.unwrap_or(false));
     let bias = match architecture {
         Architecture::Qwen2 => true,
         Architecture::Qwen2Moe => fields.flag("qkv_bias")?.unwrap_or(true),
         Architecture::InternLm2 => flag("bias")?,
+        Architecture::Ernie45Moe => {
+            let reason = "biases of this family are not implemented; its published models have none";
+            fields.refuse_unless("use_bias", &[json!(false)], reason)?;
+            false
+        }
         _ => flag("attention_bias")?,
     };
     Ok(Config {
@@ -76,7 +82,7 @@ pub(super) fn read(json: &Value) -> Result<Config> {
         kv_heads: fields.count("num_key_value_heads")?.unwrap_or(heads),
         head_width,
         attention_scale: (1.0 / scale_base.sqrt()) as f32,
-        rms_epsilon: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        rms_epsilon: fields.number("rms_norm_eps")?.unwrap_or(default_epsilon) as f32,
         tied_embeddings: tied,
         embedding_scale: if is_gemma { (width as f64).sqrt() as f32 } else { 1.0 },
         activation: activation(&fields)?,
@@ -143,6 +149,7 @@ fn experts(fields: &Fields<'_>, architecture: Architecture) -> Result<Option<Exp
             ("num_experts", "moe_intermediate_size", Some(fields.flag("norm_topk_prob")?.unwrap_or(false)))
         }
         Architecture::IronloomMoe => ("num_experts", "moe_intermediate_size", fields.flag("norm_topk_prob")?),
+        Architecture::Ernie45Moe => return ernie_experts(fields).map(Some),
         _ => return Ok(None),
     };
     let shared_width = match architecture {
@@ -162,6 +169,29 @@ fn experts(fields: &Fields<'_>, architecture: Architecture) -> Result<Option<Exp
     }))
 }
 
+/// Several shared experts are one of their widths together, which is how checkpoints hold them too.
+fn ernie_experts(fields: &Fields<'_>) -> Result<ExpertsConfig> {
+    let count = |key, default| fields.count(key).map(|count| count.unwrap_or(default));
+    let (experts, per_row, width) =
+        (count("moe_num_experts", 64)?, count("moe_k", 6)?, count("moe_intermediate_size", 1536)?);
+    // The sum of a row's largest probabilities is never below their share of all.
+    if fields.number("moe_norm_min")?.unwrap_or(1e-12) * experts as f64 >= per_row as f64 {
+        return Err(Error::UnsupportedOption {
+            key: "moe_norm_min".into(),
+            value: short(fields.get("moe_norm_min").unwrap_or_default()),
+            reason: "probabilities are divided by their sum, with no least divisor above moe_k / moe_num_experts",
+        });
+    }
+    let shared = width.saturating_mul(count("moe_num_shared_experts", 2)?);
+    Ok(ExpertsConfig {
+        count: experts,
+        per_row,
+        width,
+        normalize: true,
+        shared: (shared > 0).then_some(SharedExpertConfig { width: shared, gated: false }),
+    })
+}
+
 fn feed_forward(fields: &Fields<'_>, architecture: Architecture, layer: usize) -> Result<FeedForwardConfig> {
     let routed = match architecture {
         Architecture::Mixtral => true,
@@ -169,6 +199,13 @@ fn feed_forward(fields: &Fields<'_>, architecture: Architecture, layer: usize) -
             let step = fields.count("decoder_sparse_step")?.unwrap_or(1);
             let dense = fields.counts("mlp_only_layers")?.unwrap_or_default();
             step > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&layer)
+        }
+        Architecture::Ernie45Moe => {
+            let interval = fields.count("moe_layer_interval")?.unwrap_or(1);
+            let start = fields.count("moe_layer_start_index")?.unwrap_or(1);
+            // -1 is the last layer.
+            let end = fields.number("moe_layer_end_index")?.filter(|end| *end != -1.0).unwrap_or(f64::INFINITY);
+            interval > 0 && (layer + 1).is_multiple_of(interval) && layer >= start && layer as f64 <= end
         }
         _ => false,
     };
@@ -233,6 +270,7 @@ fn ropes(
     let is_gemma = architecture == Architecture::Gemma3;
     let default_base = match architecture {
         Architecture::Mixtral | Architecture::Gemma3 => 1e6,
+        Architecture::Ernie45Moe => 5e5,
         _ => 1e4,
     };
     let parameters = fields.object("rope_parameters")?;
@@ -356,6 +394,34 @@ mod tests {
         }
         assert!(read(&json!([])).is_err());
         assert!(read(&json!({"model_type": "llama"})).unwrap_err().to_string().contains("hidden_size"));
+    }
+
+    #[test]
+    fn ernies_experts_are_those_of_its_layers() {
+        let read = |changes: &[(&str, Value)]| {
+            let mut config = llama();
+            config["model_type"] = json!("ernie4_5_moe");
+            config["num_hidden_layers"] = json!(6);
+            changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+            read(&config)
+        };
+        let routed = |changes: &[(&str, Value)]| -> Vec<usize> {
+            let layers = read(changes).unwrap().layers;
+            (0..6).filter(|layer| layers[*layer].feed_forward == FeedForwardConfig::Routed).collect()
+        };
+        assert_eq!(routed(&[]), [1, 2, 3, 4, 5]);
+        assert_eq!(routed(&[("moe_layer_end_index", json!(-1)), ("moe_layer_start_index", json!(2))]), [2, 3, 4, 5]);
+        assert_eq!(routed(&[("moe_layer_end_index", json!(3)), ("moe_layer_interval", json!(2))]), [1, 3]);
+        // What the family's configuration class takes where a file says nothing.
+        let config = read(&[]).unwrap();
+        let experts = config.experts.unwrap();
+        assert_eq!((experts.count, experts.per_row, experts.width, experts.normalize), (64, 6, 1536, true));
+        assert_eq!(experts.shared, Some(SharedExpertConfig { width: 3072, gated: false }));
+        assert!(config.tied_embeddings && config.ropes[0].base == 5e5 && config.rms_epsilon == 1e-5);
+        assert_eq!(read(&[("moe_num_shared_experts", json!(0))]).unwrap().experts.unwrap().shared, None);
+        for (key, value) in [("use_bias", json!(true)), ("moe_norm_min", json!(0.1))] {
+            assert!(read(&[(key, value)]).unwrap_err().to_string().contains(key));
+        }
     }
 
     #[test]

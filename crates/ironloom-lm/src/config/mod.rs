@@ -40,9 +40,11 @@ pub enum Architecture {
     Qwen2Moe,
     /// Qwen3-MoE: Qwen3's attention, routed experts.
     Qwen3Moe,
+    /// ERNIE 4.5's routed models: rotation over neighbours, shared experts without a gate.
+    Ernie45Moe,
     /// Ironloom's own dense model.
     IronloomDense,
-    /// Ironloom's own routed model: a shared expert without a gate.
+    /// Ironloom's own routed model: as ERNIE's, with any width of the shared expert and any layers dense.
     IronloomMoe,
 }
 
@@ -58,6 +60,7 @@ impl Architecture {
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
+        Self::Ernie45Moe,
         Self::IronloomDense,
         Self::IronloomMoe,
     ];
@@ -74,6 +77,7 @@ impl Architecture {
             Self::Mixtral => "mixtral",
             Self::Qwen2Moe => "qwen2_moe",
             Self::Qwen3Moe => "qwen3_moe",
+            Self::Ernie45Moe => "ernie4_5_moe",
             Self::IronloomDense => "ironloom_dense",
             Self::IronloomMoe => "ironloom_moe",
         }

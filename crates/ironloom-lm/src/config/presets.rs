@@ -104,10 +104,23 @@ impl Config {
         }
     }
 
+    /// The plain decoder `dense` with routed experts in all but its first `dense_layers`: of ERNIE's family, which transformers
+    /// runs, where that can say it (probabilities divided by their sum, a shared expert without a gate and as wide as some whole
+    /// number of experts), else of this project's own.
+    pub fn routed(dense: Self, dense_layers: usize, mut experts: ExpertsConfig) -> Self {
+        experts.shared = experts.shared.filter(|shared| shared.width > 0);
+        let fits = |shared: SharedExpertConfig| !shared.gated && shared.width.is_multiple_of(experts.width);
+        let is_ernie = experts.normalize && experts.shared.is_none_or(fits);
+        let architecture = if is_ernie { Architecture::Ernie45Moe } else { Architecture::IronloomMoe };
+        let mut config = Self { architecture, experts: Some(experts), ..dense };
+        config.layers.iter_mut().skip(dense_layers).for_each(|layer| layer.feed_forward = FeedForwardConfig::Routed);
+        config
+    }
+
     /// `moe-55m`: 55,181,824 parameters, 35,717,632 of them active: two dense layers, then six of 8 experts (2 a row) with a
     /// shared expert.
     pub fn moe_55m() -> Self {
-        let mut config = Self::dense(DenseShape {
+        let dense = Self::dense(DenseShape {
             vocab_size: 32_000,
             width: 512,
             layers: 8,
@@ -116,16 +129,8 @@ impl Config {
             head_width: 64,
             inner_width: 1408,
         });
-        config.architecture = Architecture::IronloomMoe;
-        config.layers[2..].iter_mut().for_each(|layer| layer.feed_forward = FeedForwardConfig::Routed);
-        config.experts = Some(ExpertsConfig {
-            count: 8,
-            per_row: 2,
-            width: 352,
-            normalize: true,
-            shared: Some(SharedExpertConfig { width: 352, gated: false }),
-        });
-        config
+        let shared = Some(SharedExpertConfig { width: 352, gated: false });
+        Self::routed(dense, 2, ExpertsConfig { count: 8, per_row: 2, width: 352, normalize: true, shared })
     }
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{
     ExportReport, check_sources, metadata::llama3_of_divisors, refuse, report, tokenizer_json::tokenizer_files, weights,
 };
-use crate::{Architecture, Config, FeedForwardConfig, Result};
+use crate::{Architecture, Config, FeedForwardConfig, LayerConfig, Result};
 
 /// What errors call the format.
 pub(super) const FORMAT: &str = "a Hugging Face folder";
@@ -115,7 +115,7 @@ pub(super) fn difference(wanted: &Config, found: &Config) -> Option<&'static str
 
 /// The entries of `config.json`, but for the special tokens and the stored type.
 pub(super) fn config_json(config: &Config) -> Result<Map<String, Value>> {
-    use Architecture::{Gemma3, InternLm2, Llama, Mixtral, Qwen2Moe};
+    use Architecture::{Ernie45Moe, Gemma3, InternLm2, Llama, Mixtral, Qwen2Moe};
     let architecture = config.architecture;
     let mut json = Map::new();
     let mut set = |key: &str, value: Value| _ = json.insert(key.to_owned(), value);
@@ -146,13 +146,31 @@ pub(super) fn config_json(config: &Config) -> Result<Map<String, Value>> {
         }
         Architecture::Qwen2 | Mixtral | Architecture::Mistral => {}
         Qwen2Moe => set("qkv_bias", config.qkv_bias.into()),
+        Ernie45Moe => {
+            set("use_bias", false.into());
+            // The class's defaults are tokens of its own vocabulary; of a padding token no gradient would come.
+            for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+                set(token, Value::Null);
+            }
+        }
         _ => set("attention_bias", config.qkv_bias.into()),
     }
     let dense = config.layers.iter().find_map(|layer| match layer.feed_forward {
         FeedForwardConfig::Dense { width } => Some(width),
         FeedForwardConfig::Routed => None,
     });
-    if let Some(experts) = &config.experts {
+    if let (Ernie45Moe, Some(experts)) = (architecture, &config.experts) {
+        let is_routed = |layer: &LayerConfig| layer.feed_forward == FeedForwardConfig::Routed;
+        let layers = config.layers.len();
+        set("moe_k", experts.per_row.into());
+        set("moe_num_experts", experts.count.into());
+        set("moe_intermediate_size", experts.width.into());
+        set("moe_num_shared_experts", experts.shared.map_or(0, |shared| shared.width / experts.width.max(1)).into());
+        set("moe_layer_interval", 1.into());
+        set("moe_layer_start_index", config.layers.iter().position(is_routed).unwrap_or(layers).into());
+        set("moe_layer_end_index", config.layers.iter().rposition(is_routed).unwrap_or(layers).into());
+        set("intermediate_size", dense.unwrap_or(experts.width * experts.per_row).into());
+    } else if let Some(experts) = &config.experts {
         set("num_experts_per_tok", experts.per_row.into());
         if architecture == Mixtral {
             set("num_local_experts", experts.count.into());
@@ -247,6 +265,7 @@ fn class_name(architecture: Architecture) -> &'static str {
         Architecture::Mixtral => "MixtralForCausalLM",
         Architecture::Qwen2Moe => "Qwen2MoeForCausalLM",
         Architecture::Qwen3Moe => "Qwen3MoeForCausalLM",
+        Architecture::Ernie45Moe => "Ernie4_5_MoeForCausalLM",
         Architecture::Llama | Architecture::IronloomDense => "LlamaForCausalLM",
         // transformers has no such class, and says so by this name.
         Architecture::IronloomMoe => "IronloomMoeForCausalLM",

@@ -55,8 +55,8 @@ fn gguf_architecture(config: &Config) -> Result<&'static str> {
         Architecture::InternLm2 => "internlm2",
         Architecture::Qwen2Moe => "qwen2moe",
         Architecture::Qwen3Moe => "qwen3moe",
-        Architecture::IronloomDense | Architecture::IronloomMoe => {
-            let reason = "GGUF has no architecture for this family: keep it as a Hugging Face folder";
+        Architecture::Ernie45Moe | Architecture::IronloomDense | Architecture::IronloomMoe => {
+            let reason = "its GGUF files are not written: keep it as a Hugging Face folder";
             return Err(refuse(config.architecture.name(), "GGUF", reason));
         }
     })
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn families_and_options_without_a_place_in_gguf_are_refused_by_name() {
         let refused = |config: &Config| describe(config, "m", None).err().map(|error| error.to_string());
-        assert!(refused(&Config::moe_55m()).unwrap().contains("ironloom_moe"));
+        assert!(refused(&Config::moe_55m()).unwrap().contains("ernie4_5_moe"));
         let llama = Config { architecture: Architecture::Llama, ..Config::dense_102m() };
         assert_eq!(refused(&llama), None);
         let mut windowed = llama.clone();

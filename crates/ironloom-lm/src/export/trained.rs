@@ -2,12 +2,13 @@
 //! precision, `config.json`, and the files of its text.
 //!
 //! The configuration is read back and held against the model's own before anything is written. `ironloom_dense` is a Llama, and
-//! is written as one; InternLM2's fused matrix is three here, so it is written as a Llama too. `ironloom_moe` has no class in
-//! transformers.
+//! is written as one; InternLM2's fused matrix is three here, so it is written as a Llama too. ERNIE's q and k get the rows of
+//! their rotation over neighbours again, and its routers their bias on the choice, which is zero. `ironloom_moe` has no class
+//! in transformers.
 
 use std::path::Path;
 
-use ironloom_core::DType;
+use ironloom_core::{DType, Shape};
 use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
 use serde_json::{Map, Value, json};
 
@@ -16,7 +17,10 @@ use super::{
     refuse,
     tokenizer_json::tokenizer_files,
 };
-use crate::{Architecture, Config, Error, Model, Result};
+use crate::{
+    Architecture, Config, Error, FeedForwardConfig, Model, Result,
+    names::{Part, inverse},
+};
 
 /// The files beside a model's weights that say how text becomes ids and back, and which ids begin and end it.
 #[derive(Clone, Debug, Default)]
@@ -108,27 +112,53 @@ pub fn write_trained(model: &Model, folder: &Path, text: &TextFiles) -> Result<(
     let mut json = config_json(&config)?;
     json.insert("torch_dtype".into(), "float32".into());
     json.extend(text.ids.clone());
-    let json = Value::Object(json);
+    let (json, width) = (Value::Object(json), config.width);
     let reread = Config::from_json(&json)?;
     if let Some(difference) = difference(&config, &reread) {
         let reason = "config.json has no entry that means it for this family";
         return Err(refuse(format!("the model's {difference}"), FORMAT, reason));
     }
-    let tensors = model.parameters().into_iter().map(|parameter| {
-        let info = TensorInfo { name: parameter.name, dtype: DType::F32, shape: *parameter.values.shape() };
-        let less_one = config.norms_less_one && info.shape.dims().len() == 1 && info.name.ends_with("norm.weight");
-        NewTensor::made(info, move || {
-            let less = if less_one { 1.0 } else { 0.0 };
-            let values = parameter.values.clone().into_f32()?;
-            Ok(values.iter().flat_map(|value| (value - less).to_le_bytes()).collect())
+    let mut tensors: Vec<_> = model
+        .parameters()
+        .into_iter()
+        .map(|parameter| {
+            let info = TensorInfo { name: parameter.name, dtype: DType::F32, shape: *parameter.values.shape() };
+            let less_one = config.norms_less_one && info.shape.dims().len() == 1 && info.name.ends_with("norm.weight");
+            let layer = info.name.strip_suffix(".weight").unwrap_or(&info.name);
+            let order = config.stored_rows(layer).map(|rows| inverse(&rows));
+            NewTensor::made(info, move || {
+                let less = if less_one { 1.0 } else { 0.0 };
+                let values = parameter.values.clone().into_f32()?;
+                if let Some(order) = &order {
+                    let row = |row: &u32| &values[*row as usize * width..][..width];
+                    return Ok(order.iter().flat_map(row).flat_map(|value| value.to_le_bytes()).collect());
+                }
+                Ok(values.iter().flat_map(|value| (value - less).to_le_bytes()).collect())
+            })
         })
-    });
+        .collect();
+    tensors.extend(router_biases(&config));
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors.collect(), MAX_SHARD_BYTES, &mut |_| {})?;
+    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut |_| {})?;
     write_json(&folder.join("config.json"), &json)?;
     for (name, bytes) in &text.files {
         write_file(&folder.join(name), bytes)?;
     }
     Ok(())
+}
+
+/// What ERNIE's checkpoints add to the probabilities that experts are chosen by.
+fn router_biases(config: &Config) -> Vec<NewTensor<'static>> {
+    let experts = match &config.experts {
+        Some(experts) if config.architecture == Architecture::Ernie45Moe => experts.count,
+        _ => return Vec::new(),
+    };
+    let is_routed = |layer: &usize| config.layers[*layer].feed_forward == FeedForwardConfig::Routed;
+    let bias = |layer| {
+        let name = config.trained_naming().name(Part::RouterBias, layer);
+        let info = TensorInfo { name, dtype: DType::F32, shape: Shape::from([1, experts]) };
+        NewTensor::new(info, vec![0; experts * size_of::<f32>()])
+    };
+    (0..config.layers.len()).filter(is_routed).map(bias).collect()
 }

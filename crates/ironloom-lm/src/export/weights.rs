@@ -19,7 +19,7 @@ use ironloom_weights::TensorInfo;
 use super::recipe::Recipe;
 use crate::{
     Architecture, Config, FeedForwardConfig,
-    names::{Naming, Part, interleaved_rows},
+    names::{Naming, Part, interleaved_rows, inverse},
 };
 
 /// One weight of a model, as a matrix `[rows, columns]` or a vector `[columns]`.
@@ -115,12 +115,6 @@ pub(super) fn to_hugging_face(config: &Config, architecture: Architecture) -> Ve
 fn rotates_neighbours(architecture: Architecture) -> bool {
     use Architecture::{InternLm2, Llama, Mistral, Mixtral};
     matches!(architecture, Llama | Mistral | Mixtral | InternLm2)
-}
-
-fn inverse(order: &[u32]) -> Vec<u32> {
-    let mut inverse = vec![0; order.len()];
-    (0..).zip(order).for_each(|(row, place): (u32, _)| inverse[*place as usize] = row);
-    inverse
 }
 
 /// InternLM2's one matrix for q, k and v.

@@ -41,10 +41,15 @@ impl LoraAdapter {
                 let (layer, expected) = (layer.clone(), [*outputs, *inputs]);
                 return Err(LoraError::LayerShape { layer, expected, found }.into());
             }
-            let dense = |values: &Vec<f32>, shape: [usize; 2]| Weight::dense(Tensor::from_f32(values.clone(), shape)?);
+            let dense = |values: Vec<f32>, shape: [usize; 2]| Weight::dense(Tensor::from_f32(values, shape)?);
+            let rank = self.options.rank;
+            let b = match model.config().stored_rows(layer) {
+                Some(rows) => rows.iter().flat_map(|row| &b[*row as usize * rank..][..rank]).copied().collect(),
+                None => b.clone(),
+            };
             let adapter = Adapter {
-                a: dense(a, [self.options.rank, *inputs])?,
-                b: dense(b, [*outputs, self.options.rank])?,
+                a: dense(a.clone(), [rank, *inputs])?,
+                b: dense(b, [*outputs, rank])?,
                 scale: self.options.scale(),
                 dropout: self.options.dropout as f32,
                 stream: layer_stream(layer),
@@ -67,7 +72,13 @@ impl LoraAdapter {
         for (layer, linear) in model.linears() {
             if let Some(adapter) = &linear.adapter {
                 let (inputs, outputs) = (adapter.a.cols(), adapter.b.rows());
-                let (a, b) = (adapter.a.unpacked()?, adapter.b.unpacked()?);
+                let (a, mut b) = (adapter.a.unpacked()?, adapter.b.unpacked()?);
+                if let Some(rows) = model.config().stored_rows(&layer) {
+                    let (held, rank) = (b.clone(), adapter.b.cols());
+                    for (row, place) in rows.into_iter().enumerate() {
+                        b[place as usize * rank..][..rank].copy_from_slice(&held[row * rank..][..rank]);
+                    }
+                }
                 layers.push(LoraMatrices { layer, inputs, outputs, a, b });
             }
         }

@@ -57,7 +57,7 @@ mod tests {
         };
         let (dense, routed) = (Config::dense_102m(), Config::moe_55m());
         assert!(check(&dense, 16, &["all-linear"]).is_ok());
-        assert!(check(&routed, 16, &["q_proj", "o_proj", "shared_expert.up_proj"]).is_ok());
+        assert!(check(&routed, 16, &["q_proj", "o_proj", "shared_experts.up_proj"]).is_ok());
         let refused = |config: &Config, rank, targets: &[&str]| check(config, rank, targets).unwrap_err().to_string();
         assert!(refused(&dense, 12, &["q_proj"]).contains("12"));
         let message = refused(&routed, 16, &["all-linear"]);
