@@ -514,6 +514,9 @@ optimizer = { kind = 'muon', momentum = 0.9 }
         let odd = experts.replace("shared_width = 32", "shared_width = 48");
         let config = TrainConfig::parse(&SMALL.replace("heads = 4", &odd), "c.toml").unwrap();
         assert_eq!(config.model.describe(300, 16).unwrap().architecture, Architecture::IronloomMoe);
+        let none = experts.replace("shared_width = 32", "shared_width = 0");
+        let config = TrainConfig::parse(&SMALL.replace("heads = 4", &none), "c.toml").unwrap();
+        assert_eq!(config.model.describe(300, 16).unwrap().experts.unwrap().shared, None);
         let config = TrainConfig::parse(&SMALL.replace("heads = 4", &experts.replace("layers = 1", "layers = 2")), "");
         assert!(config.unwrap().model.describe(300, 16).is_err());
     }

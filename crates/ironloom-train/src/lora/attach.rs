@@ -43,7 +43,9 @@ impl LoraAdapter {
             }
             let dense = |values: Vec<f32>, shape: [usize; 2]| Weight::dense(Tensor::from_f32(values, shape)?);
             let rank = self.options.rank;
-            let b = match model.config().stored_rows(layer) {
+            // A factor of another size is refused below.
+            let rows = model.config().stored_rows(layer).filter(|_| b.len() == outputs * rank);
+            let b = match rows {
                 Some(rows) => rows.iter().flat_map(|row| &b[*row as usize * rank..][..rank]).copied().collect(),
                 None => b.clone(),
             };
