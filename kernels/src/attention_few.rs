@@ -160,13 +160,13 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
     let card = gpu.properties();
     let by_tickets =
         card.compute_capability >= CLUSTERS_FROM && slots > card.multiprocessors as usize / MULTIPROCESSORS_A_CLUSTER;
-    let merged = |in_clusters, by_tickets_| if by_tickets { by_tickets_ } else { in_clusters };
-    let (threads, kernel, shared_bytes) = match head_width {
-        64 if half.is_multiple_of(8) => (256, merged("attention_few_64", "attention_few_64_by_tickets"), 38 << 10),
-        96 if half.is_multiple_of(8) => (256, merged("attention_few_96", "attention_few_96_by_tickets"), 57 << 10),
-        128 if half.is_multiple_of(8) => (256, merged("attention_few_128", "attention_few_128_by_tickets"), 74 << 10),
-        256 if half.is_multiple_of(8) => (128, merged("attention_few_256", "attention_few_256_by_tickets"), 82 << 10),
-        1..=MOST_WIDTH => (128, "attention_few_any_width", 44 << 10),
+    // Threads, the kernels that merge in clusters and by tickets, which give the same bits, and their shared memory.
+    let (threads, kernels, shared_bytes) = match head_width {
+        64 if half.is_multiple_of(8) => (256, ["attention_few_64", "attention_few_64_by_tickets"], 38 << 10),
+        96 if half.is_multiple_of(8) => (256, ["attention_few_96", "attention_few_96_by_tickets"], 57 << 10),
+        128 if half.is_multiple_of(8) => (256, ["attention_few_128", "attention_few_128_by_tickets"], 74 << 10),
+        256 if half.is_multiple_of(8) => (128, ["attention_few_256", "attention_few_256_by_tickets"], 82 << 10),
+        1..=MOST_WIDTH => (128, ["attention_few_any_width"; 2], 44 << 10),
         _ => {
             let what = format!("heads of {head_width} elements; up to {MOST_WIDTH} are supported");
             return Err(Error::Unsupported { operation: NAME, what });
@@ -208,5 +208,9 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         .i32(int(plan.most_chunks)?)
         .i32(int(plan.most_leaves)?);
     let grid = [int(LEAF * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
-    gpu.launch(&gpu.function("attention_few", kernel)?, Launch { grid, threads, shared_bytes }, arguments)
+    gpu.launch(
+        &gpu.function("attention_few", kernels[usize::from(by_tickets)])?,
+        Launch { grid, threads, shared_bytes },
+        arguments,
+    )
 }

@@ -58,11 +58,6 @@ impl Gpu {
         Ok((Graph { shared: shared.clone(), executable, pool, nodes }, result))
     }
 
-    /// Whether what is put into the stream is recorded instead of run.
-    pub(crate) fn is_capturing(&self) -> Result<bool> {
-        self.inner.shared.is_capturing()
-    }
-
     /// A point in the stream.
     ///
     /// # Errors

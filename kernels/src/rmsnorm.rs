@@ -77,25 +77,16 @@ enum Kind {
     Add,
 }
 
-/// The kernels by the largest width they take: its name, threads of a block, runs of a block.
-type ByWidth = [(usize, &'static str, u32, usize)];
-const ALONE: &ByWidth = &[
-    (256, "rmsnorm_256", 128, 4),
-    (1024, "rmsnorm_1024", 256, 1),
-    (2048, "rmsnorm_2048", 512, 1),
-    (4096, "rmsnorm_4096", 512, 1),
-    (8192, "rmsnorm_8192", 512, 1),
-    (16384, "rmsnorm_16384", 512, 1),
+/// The kernels by the largest width they take: its name and that of the sum, threads of a block, runs of a block.
+const INFERENCE: [(usize, [&str; 2], u32, usize); 6] = [
+    (256, ["rmsnorm_256", "rmsnorm_add_256"], 128, 4),
+    (1024, ["rmsnorm_1024", "rmsnorm_add_1024"], 256, 1),
+    (2048, ["rmsnorm_2048", "rmsnorm_add_2048"], 512, 1),
+    (4096, ["rmsnorm_4096", "rmsnorm_add_4096"], 512, 1),
+    (8192, ["rmsnorm_8192", "rmsnorm_add_8192"], 512, 1),
+    (16384, ["rmsnorm_16384", "rmsnorm_add_16384"], 512, 1),
 ];
-const ADD: &ByWidth = &[
-    (256, "rmsnorm_add_256", 128, 4),
-    (1024, "rmsnorm_add_1024", 256, 1),
-    (2048, "rmsnorm_add_2048", 512, 1),
-    (4096, "rmsnorm_add_4096", 512, 1),
-    (8192, "rmsnorm_add_8192", 512, 1),
-    (16384, "rmsnorm_add_16384", 512, 1),
-];
-const TRAINING: &ByWidth = &[
+const TRAINING: [(usize, &str, u32, usize); 8] = [
     (256, "rmsnorm_training_256", 256, 8),
     (512, "rmsnorm_training_512", 256, 8),
     (768, "rmsnorm_training_768", 256, 8),
@@ -119,14 +110,16 @@ fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> R
     // The choice looks at the width and at addresses of the model's own layout, never at the number of rows.
     let vectors = by_vectors(width, &[x, weight, out, copy]) && x_stride.is_multiple_of(4);
     let training = kind == Kind::Alone && !(x_form == Form::F32 && copy == 0);
-    let (kernels, any) = match kind {
-        Kind::Add => (ADD, "rmsnorm_add_any"),
-        Kind::Alone if training => (TRAINING, "rmsnorm_training_any"),
-        Kind::Alone => (ALONE, "rmsnorm_any"),
+    let fits = |largest: usize| vectors && width <= largest;
+    let (name, threads, runs_of_block) = if training {
+        let fitting = TRAINING.into_iter().find(|(largest, ..)| fits(*largest));
+        fitting.map_or(("rmsnorm_training_any", 256, 1), |(_, name, threads, runs)| (name, threads, runs))
+    } else {
+        let fitting = INFERENCE.into_iter().find(|(largest, ..)| fits(*largest));
+        let any = (["rmsnorm_any", "rmsnorm_add_any"], 256, 1);
+        let (names, threads, runs) = fitting.map_or(any, |(_, names, threads, runs)| (names, threads, runs));
+        (names[kind as usize], threads, runs)
     };
-    let fitting = kernels.iter().find(|(largest, ..)| vectors && width <= *largest);
-    let (name, threads, runs_of_block) =
-        fitting.map_or((any, 256, 1), |&(_, name, threads, runs)| (name, threads, runs));
     let blocks = rows.checked_mul(runs).ok_or(Error::SizeOverflow)?.div_ceil(runs_of_block);
     let grid = [int(blocks)? as u32, 1, 1];
     let arguments = Arguments::new()

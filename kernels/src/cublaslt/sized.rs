@@ -57,7 +57,7 @@ impl CublasLt {
         let measurable = !ironloom_core::is_off("timed-products") && gpu.properties().driver >= (12, 8);
         let chosen = match served.len() {
             // While a graph is captured nothing runs. What is taken then is not kept, so that a later call may measure.
-            2.. if measurable && gpu.is_capturing()? => return Ok(first),
+            2.. if measurable && self.shared.is_capturing()? => return Ok(first),
             2.. if measurable => self.fastest(gpu, call, problem, places, &served)?.unwrap_or(first),
             _ => first,
         };

@@ -44,6 +44,23 @@ pub(super) struct Measurement {
     pub(super) card: Option<CardName>,
 }
 
+#[cfg(test)]
+impl Measurement {
+    /// A host's, of so many bytes.
+    pub(super) fn of(values: &[f64]) -> Self {
+        Self {
+            values: values.to_vec(),
+            work: Work::Bytes(1e8),
+            peak_mib: 0.0,
+            others: 0.0,
+            shape: Map::new(),
+            notes: String::new(),
+            kernels: Vec::new(),
+            card: None,
+        }
+    }
+}
+
 /// One kind of kernel in a pass.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Kernel {

@@ -161,24 +161,11 @@ pub(super) fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{Device, measurement::Work},
-        *,
-    };
+    use super::{super::Device, *};
 
     fn record(name: &str, values: &[f64]) -> Record {
-        let measurement = Measurement {
-            values: values.to_vec(),
-            work: Work::Bytes(1e8),
-            peak_mib: 0.0,
-            others: 0.0,
-            shape: Map::new(),
-            notes: String::new(),
-            kernels: Vec::new(),
-            card: None,
-        };
         let around = Circumstances { bandwidth: 20.0, peak: 100.0, load_average: 0.0 };
-        Record::new(Device::Cpu.benchmark(name).unwrap(), measurement, around, &Place::host())
+        Record::new(Device::Cpu.benchmark(name).unwrap(), Measurement::of(values), around, &Place::host())
     }
 
     #[test]

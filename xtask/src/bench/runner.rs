@@ -291,22 +291,10 @@ fn print_profile(record: &Record) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Map;
-
-    use super::{super::measurement::Work, *};
+    use super::*;
 
     fn measured(name: &str, value: f64) -> (&'static Benchmark, Measurement) {
-        let measurement = Measurement {
-            values: vec![value],
-            work: Work::Bytes(1e8),
-            peak_mib: 0.0,
-            others: 0.0,
-            shape: Map::new(),
-            notes: String::new(),
-            kernels: Vec::new(),
-            card: None,
-        };
-        (Device::Cpu.benchmark(name).unwrap(), measurement)
+        (Device::Cpu.benchmark(name).unwrap(), Measurement::of(&[value]))
     }
 
     fn names(records: &[Record]) -> Vec<&str> {
