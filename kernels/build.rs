@@ -6,7 +6,11 @@
 //!
 //! Each image is the machine code of sm_80, sm_86 and sm_90a and the assembly (PTX) of the newest, which later cards compile
 //! at their first start and which has nothing of what is sm_90a's alone (`wgmma`). A file is compiled again when it, a header
-//! or the compiler has changed.
+//! or the compiler has changed. What was compiled also lies at the top of cargo's build folder, where the other profiles and
+//! tools find it: clippy and every profile have output folders of their own, and all files take minutes.
+//!
+//! Lines of the source are not in the machine code (they were two thirds of it). A profiler shows them after a build with
+//! `NVCC_APPEND_FLAGS=-lineinfo`, a variable that nvcc itself reads.
 
 use std::{
     collections::{BTreeMap, hash_map::DefaultHasher},
@@ -20,12 +24,14 @@ use std::{
 
 /// What is compiled where `IRONLOOM_CUDA_ARCHS` says nothing else.
 const ARCHITECTURES: &str = "80,86,90";
+/// Variables whose flags nvcc takes beside those of its command line.
+const FLAGS: [&str; 2] = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
 
 fn main() {
     let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("cuda");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     println!("cargo::rerun-if-changed={}", folder.display());
-    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "IRONLOOM_CUDA_ARCHS"] {
+    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "IRONLOOM_CUDA_ARCHS"].into_iter().chain(FLAGS) {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     println!("cargo::rustc-check-cfg=cfg(kernels_built)");
@@ -47,6 +53,7 @@ fn main() {
     let mut stems: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|name| name == "cu")).collect();
     stems.sort();
 
+    let shared = shared_folder(&out);
     // One job for each file and target, the files that take longest first as the file size tells.
     let mut jobs: Vec<(PathBuf, Target)> = Vec::new();
     for stem in &stems {
@@ -62,12 +69,12 @@ fn main() {
                 loop {
                     let job = jobs.lock().expect("no compiler thread panicked").pop();
                     let Some((file, target)) = job else { break };
-                    compile(&nvcc, &version, &file, target, &out);
+                    compile(&nvcc, &version, &file, target, &out, shared.as_deref());
                 }
             });
         }
     });
-    let mut names = Vec::new();
+    let mut images = Vec::new();
     for file in &stems {
         let name = stem_of(file);
         let mut link = Command::new(nvcc.with_file_name("fatbinary"));
@@ -83,10 +90,17 @@ fn main() {
         link.arg(format!("--image3=kind=ptx,sm={newest},file={}", assembly.display()));
         run(&mut link);
         fs::write(out.join(format!("{name}.report.txt")), report).expect("the output folder can be written");
-        names.push(name);
+        let assembly = fs::read_to_string(&assembly).expect("nvcc wrote the assembly");
+        images.push((name, kernels_of(&assembly)));
     }
     println!("cargo::rustc-cfg=kernels_built");
-    write_table(&out, &names);
+    write_table(&out, &images);
+}
+
+/// The names of an assembly's kernels.
+fn kernels_of(assembly: &str) -> Vec<String> {
+    let behind = assembly.split(".entry ").skip(1);
+    behind.map(|text| text.split(['(', '\n']).next().unwrap_or_default().trim().to_owned()).collect()
 }
 
 /// What a file is compiled to.
@@ -124,23 +138,60 @@ fn machine_name(architecture: u32) -> String {
     format!("{architecture}{}", if architecture == 90 { "a" } else { "" })
 }
 
-fn compile(nvcc: &Path, version: &str, file: &Path, target: Target, out: &Path) {
+/// Compiles a file for a target, unless `out` or the folder shared by all output folders has what the same sources, compiler
+/// and flags gave before.
+fn compile(nvcc: &Path, version: &str, file: &Path, target: Target, out: &Path, shared: Option<&Path>) {
     let stem = stem_of(file);
     let (output, report) = (target.file(out, &stem), target.report(out, &stem));
     let key_file = output.with_extension("key");
     let mut key = DefaultHasher::new();
     let mut sources = BTreeMap::new();
     read_with_headers(file, &mut sources);
-    (version, sources, target.flags()).hash(&mut key);
+    (version, sources, target.flags(), FLAGS.map(env::var_os)).hash(&mut key);
     let key = format!("{:x}", key.finish());
     if output.exists() && report.exists() && fs::read_to_string(&key_file).is_ok_and(|old| old == key) {
         return;
     }
-    let mut command = Command::new(nvcc);
-    command.args(target.flags()).args(["-std=c++17", "-O3", "-Xptxas", "-v", "-lineinfo", "-o"]).arg(&output).arg(file);
-    let (_, messages) = run(&mut command);
-    fs::write(&report, messages).expect("the output folder can be written");
+    // Until both files are there and new, no key says so.
+    let _ = fs::remove_file(&key_file);
+    let files = [&output, &report];
+    if !shared.is_some_and(|shared| files.iter().all(|file| fs::copy(shared_file(shared, file, &key), file).is_ok())) {
+        let mut command = Command::new(nvcc);
+        command.args(target.flags()).args(["-std=c++17", "-O3", "-Xptxas", "-v", "-o"]).arg(&output).arg(file);
+        let (_, messages) = run(&mut command);
+        fs::write(&report, messages).expect("the output folder can be written");
+        if let Some(shared) = shared {
+            files.iter().for_each(|file| share(shared, file, &key));
+        }
+    }
     fs::write(&key_file, key).expect("the output folder can be written");
+}
+
+/// The folder `ironloom-kernels` at the top of cargo's build folder, which cargo marks with a file. None in a layout without.
+fn shared_folder(out: &Path) -> Option<PathBuf> {
+    let top = out.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file())?;
+    let folder = top.join("ironloom-kernels");
+    fs::create_dir_all(&folder).ok().map(|()| folder)
+}
+
+fn shared_file(shared: &Path, file: &Path, key: &str) -> PathBuf {
+    shared.join(format!("{}.{key}", file.file_name().unwrap_or_default().to_string_lossy()))
+}
+
+/// Puts a file into the shared folder, whole or not at all, in the place of what other sources gave. Where that fails, nothing
+/// is lost but time.
+fn share(shared: &Path, file: &Path, key: &str) {
+    let place = shared_file(shared, file, key);
+    let part = shared_file(shared, file, &format!("{key}.{}", std::process::id()));
+    if fs::copy(file, &part).and_then(|_| fs::rename(&part, &place)).is_err() {
+        let _ = fs::remove_file(&part);
+        return;
+    }
+    for old in fs::read_dir(shared).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if old != place && old.file_stem() == place.file_stem() {
+            let _ = fs::remove_file(&old);
+        }
+    }
 }
 
 /// Runs a command to its end; standard output and standard error. Ends the build with both where it fails.
@@ -187,15 +238,13 @@ fn stem_of(file: &Path) -> String {
     file.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn write_table(out: &Path, names: &[String]) {
+/// The Rust source of the table of images, each with the names of its assembly's kernels.
+fn write_table(out: &Path, images: &[(String, Vec<String>)]) {
     let mut table = String::from("&[\n");
-    for name in names {
-        let part = |extension| out.join(format!("{name}.{extension}"));
+    for (name, kernels) in images {
         table += &format!(
-            "Image {{ name: {name:?}, fatbin: include_bytes!({:?}), assembly: include_str!({:?}), report: include_str!({:?}) }},\n",
-            part("fatbin"),
-            part("ptx"),
-            part("report.txt"),
+            "Image {{ name: {name:?}, fatbin: include_bytes!({:?}), assembly: &{kernels:?} }},\n",
+            out.join(format!("{name}.fatbin")),
         );
     }
     table += "]\n";

@@ -7,10 +7,8 @@ pub struct Image {
     pub name: &'static str,
     /// Machine code of every architecture, and assembly for later cards.
     pub fatbin: &'static [u8],
-    /// The assembly (PTX) in it.
-    pub assembly: &'static str,
-    /// What the assembler said of every kernel and architecture: registers, shared memory, spills.
-    pub report: &'static str,
+    /// The names of the kernels in its assembly (PTX).
+    pub assembly: &'static [&'static str],
 }
 
 static IMAGES: &[Image] = include!(concat!(env!("OUT_DIR"), "/images.rs"));

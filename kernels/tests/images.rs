@@ -79,9 +79,7 @@ fn is_for(image: &str, target: &str) -> bool {
 fn embedded() -> BTreeMap<String, Kernels> {
     let of_image = |image: &ironloom_kernels::Image| {
         let mut kernels: Kernels = machine_code(image.fatbin);
-        let entries = image.assembly.split(".entry ").skip(1);
-        let names = entries.map(|behind| behind.split(['(', '\n']).next().unwrap_or_default().trim().to_owned());
-        kernels.insert("ptx".to_owned(), names.collect());
+        kernels.insert("ptx".to_owned(), image.assembly.iter().map(|&name| name.to_owned()).collect());
         (image.name.to_owned(), kernels)
     };
     images().iter().map(of_image).collect()
