@@ -83,9 +83,20 @@ fn transformers_34191_a_step_has_one_count_of_predictions() {
             "ragged, so that the mean of means is another: {counts:?}"
         );
         let mut joined = Batch::default();
-        parts.into_iter().for_each(|part| joined.append(part));
+        parts.iter().cloned().for_each(|part| joined.append(part));
         assert_eq!(joined, whole[0]);
+        let (cut, uncut) = (trainer().step(&parts).unwrap(), trainer().step(&whole).unwrap());
+        assert!((cut.loss - uncut.loss).abs() < 1e-6, "{} {}", cut.loss, uncut.loss);
+        assert!((cut.gradient_norm / uncut.gradient_norm - 1.0).abs() < 1e-5, "{cut:?} {uncut:?}");
     }
+}
+
+/// A trainer of a small model with 64 ids and positions.
+fn trainer() -> Trainer {
+    let shape =
+        DenseShape { vocab_size: 64, width: 32, layers: 2, heads: 2, kv_heads: 1, head_width: 16, inner_width: 48 };
+    let config = Config { context_length: 64, ..Config::dense(shape) };
+    Trainer::new(Model::untrained(&config, &Device::cpu(1), 1).unwrap(), TrainerOptions::default()).unwrap()
 }
 
 /// nanoVLM PR 204, trl PR 3526, torchtune PR 875: documents packed into a row ran into each other. A target is never in another
@@ -110,6 +121,25 @@ fn nanovlm_204_packed_documents_stay_apart() {
             }
         }
         assert!(changed > 0);
+    }
+}
+
+/// The same in the model: a document has the loss that it has alone, whatever it is packed with.
+#[test]
+fn nanovlm_204_a_packed_document_has_the_loss_that_it_has_alone() {
+    let document = |start: u32, length: u32| -> Batch {
+        let ids: Vec<u32> = (0..length).map(|place| (start + place * place) % 64).collect();
+        let targets = ids[1..].iter().map(|&id| i64::from(id)).chain([IGNORED]).collect();
+        Batch { documents: vec![ids.len()], ids, targets }
+    };
+    let mut trainer = trainer();
+    let mut sum = |batch: &Batch| trainer.evaluate(std::slice::from_ref(batch)).unwrap() * batch.counted() as f64;
+    let last = document(5, 13);
+    for before in [document(1, 9), document(40, 9), document(3, 30)] {
+        let alone = sum(&before) + sum(&last);
+        let mut packed = before;
+        packed.append(last.clone());
+        assert!((sum(&packed) - alone).abs() < 1e-5 * alone, "{} {alone}", sum(&packed));
     }
 }
 

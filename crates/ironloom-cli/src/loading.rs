@@ -20,6 +20,7 @@ use ironloom_lm::{
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_weights::Checkpoint;
+use serde::Serialize;
 
 use crate::{
     console::{Console, Unit},
@@ -40,7 +41,8 @@ pub(crate) struct ModelOptions {
 }
 
 /// How weights are held for computing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Weights {
     /// As they are stored.
     #[default]

@@ -208,6 +208,51 @@ fn a_fine_tune_goes_on_to_the_same_bits() {
     );
 }
 
+/// A template that writes today's date gives other ids another day. A run goes on with those that it was begun with.
+#[test]
+fn a_fine_tune_goes_on_another_day() {
+    let bench = Bench::new();
+    fs::create_dir(bench.path("dated")).unwrap();
+    for name in
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
+        fs::copy(Path::new(&llama()).join(name), bench.path("dated").join(name)).unwrap();
+    }
+    let config = fs::read_to_string(bench.path("dated/tokenizer_config.json")).unwrap();
+    let template = serde_json::from_str::<Value>(&config).unwrap()["chat_template"].as_str().unwrap().to_owned();
+    fs::write(bench.path("dated/chat_template.jinja"), format!("{{{{ strftime_now('%H:%M:%S') }}}}{template}"))
+        .unwrap();
+    let common = ["finetune", "dated", "--data", "facts.jsonl", "--sequence-length", "64", "--output", "out"];
+    let run = |more: &[&str]| bench.json(&[&common[..], &["--steps", "4", "--every", "2"], more].concat());
+    run(&[]);
+    fs::remove_dir_all(bench.path("out/checkpoints/step-00000004")).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert_eq!(run(&["--resume"])["steps"], 4);
+}
+
+#[test]
+fn a_fine_tune_that_goes_on_beside_other_weights_says_so() {
+    let bench = Bench::new();
+    let common = ["--output", "out", "--every", "2", "--rank", "8", "--targets", "q_proj"];
+    bench.finetune(&[&common[..], &["--steps", "2"]].concat());
+    let model = format!("{}/model.gguf", llama());
+    let other = ["finetune", &model, "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
+    let more = ["--output", "out", "--every", "2", "--steps", "40", "--resume", "--base", "int8"];
+    let (code, _, errors) = bench.ran(&[&other[..], &more].concat());
+    assert_eq!(code, 0, "{errors}");
+    let warnings: Vec<&str> = errors.lines().filter_map(|line| line.strip_prefix("warning: ")).collect();
+    for (part, follows) in [
+        ("base.model is ", "the new one counts"),
+        ("base.held is \"int8\" now and was \"keep\"", "the new one counts"),
+        ("adapters.rank is 16 now and was 8", "keeps what it was begun with"),
+        ("adapters.targets is [\"all-linear\"] now and was [\"q_proj\"]", "keeps what it was begun with"),
+    ] {
+        assert!(warnings.iter().any(|line| line.contains(part) && line.contains(follows)), "{part}: {warnings:?}");
+    }
+    assert_eq!(warnings.len(), 4, "the schedule, which follows from the steps, is no setting: {warnings:?}");
+    bench.refused(1, &["finetune", "out/adapter", "--data", "facts.jsonl", "--output", "out"], &["out/adapter"]);
+}
+
 /// Adapters on a card beside frozen weights of each form: learning, merging, a run that is cut, and the plan.
 #[test]
 fn adapters_on_a_card_learn_facts_and_go_on_to_the_same_bits() {
@@ -252,6 +297,10 @@ fn a_dry_run_tells_the_plan_of_adapters() {
     for part in ["3 documents", "rank 16, alpha 32, on 21 layers", "held as int8", "frozen weights", "moments"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
+    let short = ["--base", "nf4", "--sequence-length", "8", "--batch-rows", "1", "--rank", "1", "--dry-run"];
+    let plan = ["finetune", &model, "--data", "facts.jsonl"];
+    let merging = |more: &[&str]| bench.ok(&[&plan[..], &short, more].concat()).contains("merging at the end");
+    assert_eq!((merging(&[]), merging(&["--merge"])), (false, true), "merging holds the whole model in 32 bits");
     let entries = fs::read_dir(bench.0.path()).unwrap().count();
     assert_eq!(entries, 1, "a dry run leaves nothing");
 }
@@ -288,6 +337,10 @@ fn what_cannot_work_is_refused_with_a_way_out() {
     }
     bench.refused(2, &["export", &model, "folder", "--type", "q8_0"], &["folder", ".gguf"]);
     bench.refused(1, &["export", &model, "x.gguf", "--adapter", "none"], &["none", "adapter_config.json"]);
+    // A model is never where the run writes.
+    bench.ok(&["export", &model, "model"]);
+    bench.refused(1, &["finetune", "model", "--data", "facts.jsonl", "--output", "."], &["./model", "another output"]);
+    assert!(bench.path("model/model.safetensors").exists());
     // A folder of something else is never replaced.
     fs::create_dir(bench.path("mine")).unwrap();
     fs::write(bench.path("mine/letter.txt"), "keep").unwrap();

@@ -232,15 +232,74 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         ("vocab_size = 300", "vocab_size = 100", &["tokenizer"]),
         ("learning_rate = 1e-2", "learning_rate = -1.0", &["learning_rate", "above 0"]),
         ("heads = 2", "heads = 2\ncontext_length = 8", &["sequence_length", "8 positions"]),
+        ("heads = 2", "heads = 4\nkv_heads = 3", &["[model]", "kv heads", "divisor"]),
+        ("per_row = 2", "per_row = 1", &["experts.per_row", "router"]),
+        ("per_row = 2", "per_row = 5", &["experts a token"]),
+        ("accumulate = 2", "accumulate = 0", &["batch.accumulate", "1 batch or more"]),
+        ("steps = 6", "steps = 0", &["training.steps", "1 step or more"]),
+        ("steps = 6", "steps = 6\nz_loss = nan", &["[training]", "z_loss", "finite"]),
+        ("steps = 6", "steps = 6\nbalance_loss = -0.01", &["balance_loss", "from 0 on"]),
+        ("steps = 6", "steps = 6\nmax_gradient_norm = 0.0", &["max_gradient_norm", "above 0"]),
+        ("average_decay = 0.5", "average_decay = 1.0", &["average_decay", "below 1"]),
+        ("accumulate = 2", "accumulate = 2\noverlong = \"cut\"", &["batch.overlong", "packing"]),
+        ("every = 3", "every = 3\nseed = 5", &["held_out.seed", "tail"]),
+        ("every = 3", "every = 3\nbatches = 0", &["held_out.batches"]),
     ] {
         bench.configure(|text| text.replace(from, to));
         bench.refused(&[], parts);
+        bench.refused(&["--dry-run"], parts);
         assert!(!bench.path("out").exists(), "{to}");
     }
+    bench.configure(|text| text);
+    bench.ok(&["--dry-run", "--steps", "18446744073709551615"]);
     // No machine has so many cards.
     bench.configure(|text| text);
     bench.refused(&["--device", "cuda:99"], &["CUDA", "CPU"]);
     assert!(!bench.path("out").exists());
+}
+
+/// What a run has made is there until the next one is known to be able to begin.
+#[test]
+fn a_run_that_cannot_begin_leaves_the_one_before() {
+    let bench = Bench::new();
+    bench.ok(&[]);
+    let model = bench.path("out/model");
+    bench.configure(|text| text.replace("accumulate = 2", "accumulate = 0"));
+    bench.refused(&["--overwrite"], &["batch.accumulate"]);
+    bench.configure(|text| {
+        let (before, after) = text.split_once("[model]").unwrap();
+        let (_, after) = after.split_once("[[data]]").unwrap();
+        format!("{before}[model]\nfrom = \"out/model\"\n[[data]]{after}")
+    });
+    bench.refused(&["--overwrite"], &["out/model", "another output"]);
+    fs::remove_dir_all(bench.path("out/checkpoints")).unwrap();
+    bench.configure(|text| text);
+    bench.refused(&[], &["out/model", "another folder"]);
+    answer(&model);
+}
+
+#[test]
+fn a_run_that_goes_on_with_other_settings_says_so() {
+    let bench = Bench::new();
+    bench.configure(|text| text.replace("steps = 6", "steps = 6\nmax_gradient_norm = inf"));
+    bench.ok(&[]);
+    bench.refused(&["--resume", "--steps", "4"], &["6 steps already", "--steps"]);
+    let warnings = |change: &[(&str, &str)], steps: &str| -> Vec<String> {
+        bench.configure(|text| change.iter().fold(text, |text, (from, to)| text.replace(from, to)));
+        let (code, _, errors) = bench.train(&["--resume", "--steps", steps]);
+        assert_eq!(code, 0, "{errors}");
+        errors.lines().filter_map(|line| Some(line.strip_prefix("warning: ")?.to_owned())).collect()
+    };
+    let clipping = ("steps = 6", "steps = 6\nmax_gradient_norm = inf");
+    assert_eq!(warnings(&[clipping], "8"), Vec::<String>::new());
+    let changed = [clipping, ("width = 32", "width = 64"), ("rows = 2", "rows = 1"), ("1e-2", "2e-2")];
+    let told = warnings(&changed, "9");
+    let expected = [
+        "training.learning_rate is 0.02 now and was 0.01: from here on the new one counts",
+        "model.width is 64 now and was 32: the run keeps what it was begun with",
+        "batch.rows is 1 now and was 2: from here on the new one counts",
+    ];
+    assert_eq!(told, expected);
 }
 
 #[cfg(unix)]

@@ -47,20 +47,45 @@ pub struct RunState {
     pub cursor: Cursor,
     /// What the steps were taken with.
     pub options: TrainerOptions,
+    /// Why it was written.
+    #[serde(default)]
+    pub occasion: Occasion,
+    /// What the caller wants to find again ([`RunOptions::notes`](crate::run::RunOptions)).
+    #[serde(default)]
+    pub notes: serde_json::Value,
+}
+
+/// Why a checkpoint is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Occasion {
+    /// A number of steps is done.
+    #[default]
+    Planned,
+    /// The run was told to stop, which can be anywhere, also among steps that the guard refuses. So the guard never goes back to
+    /// such a one, and it goes when the next is written.
+    Stop,
 }
 
 /// The checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
-    /// How many are kept; the oldest go.
+    /// How many of the planned ones are kept; the oldest go.
     keep: usize,
+    notes: serde_json::Value,
 }
 
 impl Checkpoints {
     /// Those in `folder`, which is made when the first is written; the newest `keep` (1 at least) stay.
     pub fn new(folder: impl Into<PathBuf>, keep: usize) -> Self {
-        Self { folder: folder.into(), keep: keep.max(1) }
+        Self { folder: folder.into(), keep: keep.max(1), notes: serde_json::Value::Null }
+    }
+
+    /// The same with what each is to hold for the caller.
+    #[must_use]
+    pub fn with_notes(self, notes: serde_json::Value) -> Self {
+        Self { notes, ..self }
     }
 
     /// Whole checkpoints with their steps, oldest first.
@@ -92,17 +117,38 @@ impl Checkpoints {
         Ok(self.list()?.pop().map(|(_, path)| path))
     }
 
+    /// The newest that the guard may go back to, with its steps: a planned one, or the newest of all where there is none.
+    ///
+    /// # Errors
+    /// As [`Checkpoints::list`], or one has no whole state.
+    pub fn latest_planned(&self) -> Result<Option<(u64, PathBuf)>> {
+        let mut newest = None;
+        for (step, path) in self.list()?.into_iter().rev() {
+            if read_state(&path)?.occasion == Occasion::Planned {
+                return Ok(Some((step, path)));
+            }
+            newest.get_or_insert((step, path));
+        }
+        Ok(newest)
+    }
+
     /// Writes a checkpoint of where everything stands, then removes the oldest. Gives its folder.
     ///
     /// # Errors
     /// There is a checkpoint of this step, the disk is full or can't be written, or the model can't be written (see [`write_trained`]). Earlier checkpoints are then as they
     /// were.
-    pub fn write(&self, trainer: &Trainer, cursor: &Cursor, text: &TextFiles) -> Result<PathBuf> {
-        let state = RunState { trainer: trainer.state(), cursor: cursor.clone(), options: trainer.options().clone() };
+    pub fn write(&self, trainer: &Trainer, cursor: &Cursor, text: &TextFiles, occasion: Occasion) -> Result<PathBuf> {
+        let state = RunState {
+            trainer: trainer.state(),
+            cursor: cursor.clone(),
+            options: trainer.options().clone(),
+            occasion,
+            notes: self.notes.clone(),
+        };
         let name = format!("{PREFIX}{:08}", state.trainer.step);
         let (target, unfinished) = (self.folder.join(&name), self.folder.join(format!("{name}{UNFINISHED}")));
         if target.exists() {
-            return Err(Error::FolderInUse { checkpoint: target });
+            return Err(Error::FolderInUse { path: target });
         }
         let error = |path: &Path| {
             let path = path.to_owned();
@@ -121,12 +167,31 @@ impl Checkpoints {
         sync_folder(&unfinished).map_err(error(&unfinished))?;
         fs::rename(&unfinished, &target).map_err(error(&target))?;
         let _ = File::open(&self.folder).and_then(|folder| folder.sync_all());
-        let mut all = self.list()?;
-        while all.len() > self.keep {
-            let (_, oldest) = all.remove(0);
-            fs::remove_dir_all(&oldest).map_err(error(&oldest))?;
+        let mut planned = 0;
+        for (_, path) in self.list()?.into_iter().rev() {
+            let is_planned = read_state(&path)?.occasion == Occasion::Planned;
+            planned += usize::from(is_planned);
+            if path != target && (!is_planned || planned > self.keep) {
+                self.remove(&path)?;
+            }
         }
         Ok(target)
+    }
+
+    /// Removes those past a step, as when the guard went back to it.
+    ///
+    /// # Errors
+    /// The folder can't be read, or one can't be removed.
+    pub fn remove_after(&self, step: u64) -> Result<()> {
+        let after = self.list()?.into_iter().filter(|(of, _)| *of > step);
+        after.map(|(_, path)| path).try_for_each(|path| self.remove(&path))
+    }
+
+    /// Removes one, under another name first: what has the name of a checkpoint is whole.
+    fn remove(&self, path: &Path) -> Result<()> {
+        let unfinished = PathBuf::from(format!("{}{UNFINISHED}", path.display()));
+        let removed = fs::rename(path, &unfinished).and_then(|()| fs::remove_dir_all(&unfinished));
+        removed.map_err(|source| Error::Write { path: path.to_owned(), source })
     }
 
     /// What an end of the process left half.

@@ -31,7 +31,7 @@ impl WeightAverage {
     /// A decay outside of 0 to below 1.
     pub fn new(decay: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&decay) {
-            return Err(Error::InvalidOption { option: "decay", value: decay, limits: "from 0 to below 1" });
+            return Err(Error::InvalidOption { option: "average_decay", value: decay, limits: "from 0 to below 1" });
         }
         Ok(Self { decay, averages: BTreeMap::new() })
     }

@@ -88,7 +88,7 @@ pub enum Error {
     /// A routed model that goes to one expert a row and divides its weight by itself.
     #[error(
         "the model sends each row to one expert and normalizes its weight, which is then always 1: the router gets no gradient \
-         (set norm_topk_prob to false, or two experts a row)"
+         (two experts a row, or a config.json with norm_topk_prob false, give it one)"
     )]
     RouterWithoutGradient,
     /// A step without a prediction to learn from.
@@ -97,8 +97,8 @@ pub enum Error {
     )]
     NothingCounts,
     /// A run would begin where another one was.
-    #[error("there is a run already, at {}: go on with it, or choose another folder", checkpoint.display())]
-    FolderInUse { checkpoint: PathBuf },
+    #[error("there is a run already, at {}: go on with it, or choose another folder", path.display())]
+    FolderInUse { path: PathBuf },
     /// A run would go on where none was.
     #[error("the last checkpoint in {} isn't one of step {step}: there is nothing to go on from", folder.display())]
     NoCheckpoint { folder: PathBuf, step: u64 },

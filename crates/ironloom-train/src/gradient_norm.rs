@@ -67,7 +67,7 @@ fn sum_of_squares(values: &[f32]) -> f64 {
 /// The norm is infinite or not a number (there is no direction to step in), or the limit isn't above 0.
 pub fn clip_factor(norm: f64, max_norm: f64) -> Result<f32> {
     if max_norm.is_nan() || max_norm <= 0.0 {
-        return Err(Error::InvalidOption { option: "max_norm", value: max_norm, limits: "above 0" });
+        return Err(Error::InvalidOption { option: "max_gradient_norm", value: max_norm, limits: "above 0" });
     }
     if !norm.is_finite() {
         return Err(Error::GradientNotFinite { norm });

@@ -24,7 +24,7 @@ mod schedule;
 mod spike_guard;
 mod trainer;
 
-pub use checkpoint::{Checkpoints, RunState, read_state, resume, resume_adapters, roll_back};
+pub use checkpoint::{Checkpoints, Occasion, RunState, read_state, resume, resume_adapters, roll_back};
 pub use ema::WeightAverage;
 pub use error::{Error, Result};
 pub use gradient_norm::{GradientNorm, clip_factor};

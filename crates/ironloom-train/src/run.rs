@@ -13,7 +13,7 @@
 //!
 //! When the guard asks for the last checkpoint, the weights and the moments go back to it, and the data don't: the steps are done
 //! again with what comes next. A run that was ended after that and resumed from the same checkpoint meets the same data, goes
-//! back at the same step, and so gives the same bits.
+//! back at the same step, and so gives the same bits. The guard passes over the checkpoint of a run that was told to stop.
 
 use std::{
     cell::Cell,
@@ -27,7 +27,7 @@ use ironloom_lm::export::{TextFiles, write_trained};
 use serde::Serialize;
 
 use crate::{
-    Checkpoints, Error, Meter, Result, StepReport, Trainer,
+    Checkpoints, Error, Meter, Occasion, Result, StepReport, Trainer,
     data::{Batch, Cursor, Loader},
     log::TrainingLog,
     lora::peft,
@@ -48,11 +48,20 @@ pub struct RunOptions {
     pub keep: usize,
     /// The title of the plot.
     pub title: String,
+    /// What the caller wants to find again in each checkpoint's [`RunState`](crate::RunState).
+    pub notes: serde_json::Value,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { batches_per_step: 1, evaluate_every: 100, checkpoint_every: 500, keep: 2, title: "Loss".to_owned() }
+        Self {
+            batches_per_step: 1,
+            evaluate_every: 100,
+            checkpoint_every: 500,
+            keep: 2,
+            title: "Loss".to_owned(),
+            notes: serde_json::Value::Null,
+        }
     }
 }
 
@@ -120,6 +129,9 @@ pub struct Run {
     records: Records,
 }
 
+/// What is written into the folder of a run that is done.
+const FINISHED: [&str; 2] = ["model", "adapter"];
+
 /// How often in a row, without a checkpoint between, the guard may ask for the last checkpoint.
 const MOST_ROLLBACKS: u32 = 3;
 
@@ -127,7 +139,7 @@ impl Run {
     /// A run that begins in `folder`, which is made where it isn't there, and writes its first checkpoint.
     ///
     /// # Errors
-    /// The folder has checkpoints already, an option means nothing, or something can't be written.
+    /// The folder has checkpoints, a model or adapters already, an option means nothing, or something can't be written.
     pub fn begin(
         folder: impl Into<PathBuf>,
         trainer: Trainer,
@@ -136,12 +148,13 @@ impl Run {
         options: RunOptions,
     ) -> Result<Self> {
         let folder = folder.into();
-        if let Some(checkpoint) = checkpoints(&folder, &options).latest()? {
-            return Err(Error::FolderInUse { checkpoint });
+        let finished = FINISHED.map(|name| folder.join(name)).into_iter().find(|path| path.exists());
+        if let Some(path) = checkpoints(&folder, &options).latest()?.or(finished) {
+            return Err(Error::FolderInUse { path });
         }
         fs::create_dir_all(&folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
         let mut records = Records::open(folder, text, options, trainer.steps_done())?;
-        records.checkpoint(&trainer, &loader)?;
+        records.checkpoint(&trainer, &loader, Occasion::Planned)?;
         Ok(Self { trainer, loader, held_out: Vec::new(), records })
     }
 
@@ -159,13 +172,14 @@ impl Run {
         options: RunOptions,
     ) -> Result<Self> {
         let folder = folder.into();
-        let last_checkpoint = checkpoints(&folder, &options).list()?.pop();
-        if last_checkpoint.as_ref().is_none_or(|(step, _)| *step != trainer.steps_done()) {
+        let latest = checkpoints(&folder, &options).list()?.pop();
+        if latest.as_ref().is_none_or(|(step, _)| *step != trainer.steps_done()) {
             return Err(Error::NoCheckpoint { folder, step: trainer.steps_done() });
         }
         loader.restore(&cursor)?;
         let mut records = Records::open(folder, text, options, trainer.steps_done())?;
-        records.last_checkpoint = last_checkpoint;
+        records.planned = records.checkpoints.latest_planned()?;
+        records.latest = latest;
         Ok(Self { trainer, loader, held_out: Vec::new(), records })
     }
 
@@ -221,7 +235,7 @@ impl Run {
                 tell(Event::Evaluated { step, loss });
             }
             if report.moved && records.checkpoint_is_due(step) {
-                let path = records.checkpoint(&trainer, &loader)?;
+                let path = records.checkpoint(&trainer, &loader, Occasion::Planned)?;
                 rollbacks = 0;
                 tell(Event::Checkpoint { step, path: &path });
             }
@@ -230,10 +244,11 @@ impl Run {
                 break;
             }
         }
-        let checkpoint = match records.last_checkpoint.take() {
+        let checkpoint = match records.latest.take() {
             Some((step, path)) if step == trainer.steps_done() => path,
             _ => {
-                let path = records.checkpoint(&trainer, &loader)?;
+                let occasion = if reason == EndReason::Done { Occasion::Planned } else { Occasion::Stop };
+                let path = records.checkpoint(&trainer, &loader, occasion)?;
                 tell(Event::Checkpoint { step: trainer.steps_done(), path: &path });
                 path
             }
@@ -249,7 +264,12 @@ impl Run {
 
 /// Where the checkpoints of a run in `folder` are.
 pub fn checkpoints(folder: &Path, options: &RunOptions) -> Checkpoints {
-    Checkpoints::new(folder.join("checkpoints"), options.keep)
+    Checkpoints::new(folder.join("checkpoints"), options.keep).with_notes(options.notes.clone())
+}
+
+/// The folders that a run in `folder` writes, and removes with what is in them.
+pub fn folders(folder: &Path) -> [PathBuf; 5] {
+    ["model", "model.unfinished", "adapter", "adapter.unfinished", "checkpoints"].map(|name| folder.join(name))
 }
 
 /// Removes what a run left in `folder`, and nothing else that is there.
@@ -262,8 +282,7 @@ pub fn remove(folder: &Path) -> Result<()> {
         move |source| Error::Write { path, source }
     };
     // The log goes last: while checkpoints are left, so is what they tell of.
-    let folders = ["model", "model.unfinished", "adapter", "adapter.unfinished", "checkpoints"];
-    for name in folders.map(|name| folder.join(name)) {
+    for name in folders(folder) {
         if name.exists() {
             fs::remove_dir_all(&name).map_err(error(&name))?;
         }
@@ -292,8 +311,10 @@ struct Records {
     text: TextFiles,
     options: RunOptions,
     checkpoints: Checkpoints,
-    /// Its steps and its folder.
-    last_checkpoint: Option<(u64, PathBuf)>,
+    /// The steps and the folder of the newest checkpoint.
+    latest: Option<(u64, PathBuf)>,
+    /// Of the newest that the guard may go back to.
+    planned: Option<(u64, PathBuf)>,
     log: TrainingLog,
     plot: LossPlot,
     drawn: Instant,
@@ -332,7 +353,7 @@ impl Records {
         let log = TrainingLog::resume(folder.join("log.jsonl"), step)?;
         let plot = LossPlot::from_log(log.path(), options.title.clone())?;
         let checkpoints = checkpoints(&folder, &options);
-        Ok(Self { folder, text, options, checkpoints, last_checkpoint: None, log, plot, drawn: Instant::now() })
+        Ok(Self { folder, text, options, checkpoints, latest: None, planned: None, log, plot, drawn: Instant::now() })
     }
 
     fn step(&mut self, report: &StepReport, time: Duration, meter: &Meter) -> Result<()> {
@@ -378,25 +399,30 @@ impl Records {
         Ok(())
     }
 
-    /// Whether the multiple of `checkpoint_every` that follows the last checkpoint is reached.
+    /// Whether the multiple of `checkpoint_every` that follows the last planned checkpoint is reached.
     fn checkpoint_is_due(&self, step: u64) -> bool {
         let every = self.options.checkpoint_every;
-        let last = self.last_checkpoint.as_ref().map_or(0, |(step, _)| *step);
+        let last = self.planned.as_ref().map_or(0, |(step, _)| *step);
         every > 0 && step >= (last / every + 1) * every
     }
 
-    fn checkpoint(&mut self, trainer: &Trainer, loader: &Loader) -> Result<PathBuf> {
-        let path = self.checkpoints.write(trainer, &loader.cursor(), &self.text)?;
-        self.last_checkpoint = Some((trainer.steps_done(), path.clone()));
+    fn checkpoint(&mut self, trainer: &Trainer, loader: &Loader, occasion: Occasion) -> Result<PathBuf> {
+        let path = self.checkpoints.write(trainer, &loader.cursor(), &self.text, occasion)?;
+        self.latest = Some((trainer.steps_done(), path.clone()));
+        if occasion == Occasion::Planned {
+            self.planned.clone_from(&self.latest);
+        }
         Ok(path)
     }
 
-    /// The trainer of the last checkpoint; the log and the plot forget the steps since.
+    /// The trainer of the last planned checkpoint; the log and the plot forget the steps since.
     fn roll_back(&mut self, trainer: Trainer) -> Result<Trainer> {
-        let Some((step, checkpoint)) = &self.last_checkpoint else {
+        let Some((step, checkpoint)) = &self.planned else {
             return Err(Error::NoCheckpoint { folder: self.folder.clone(), step: 0 });
         };
         let trainer = roll_back(trainer, checkpoint)?;
+        self.checkpoints.remove_after(*step)?;
+        self.latest.clone_from(&self.planned);
         self.log = TrainingLog::resume(self.folder.join("log.jsonl"), *step)?;
         self.plot = LossPlot::from_log(self.log.path(), self.options.title.clone())?;
         Ok(trainer)

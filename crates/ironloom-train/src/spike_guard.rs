@@ -82,13 +82,13 @@ impl SpikeGuard {
     pub fn new(options: SpikeGuardOptions) -> Result<Self> {
         let invalid = |option, value, limits| Err(Error::InvalidOption { option, value, limits });
         if !options.ratio.is_finite() || options.ratio <= 1.0 {
-            return invalid("ratio", options.ratio, "above 1");
+            return invalid("spike_guard.ratio", options.ratio, "above 1");
         }
         if !(0.0..1.0).contains(&options.decay) {
-            return invalid("decay", options.decay, "from 0 to below 1");
+            return invalid("spike_guard.decay", options.decay, "from 0 to below 1");
         }
         if options.patience == 0 {
-            return invalid("patience", 0.0, "1 or more");
+            return invalid("spike_guard.patience", 0.0, "1 or more");
         }
         Ok(Self { options, state: SpikeGuardState::default() })
     }

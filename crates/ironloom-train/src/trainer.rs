@@ -36,7 +36,8 @@ pub struct TrainerOptions {
     pub schedule: Schedule,
     /// The optimizer.
     pub optimizer: OptimizerOptions,
-    /// The largest norm of the whole gradient: a larger one is scaled down to it. `None` takes it as it is.
+    /// The largest norm of the whole gradient: a larger one is scaled down to it. `None`, in a configuration `inf`, takes it as it is.
+    #[serde(deserialize_with = "limit")]
     pub max_gradient_norm: Option<f64>,
     /// The weight of squared log-sum-exps of the output.
     pub z_loss: f32,
@@ -70,6 +71,36 @@ impl Default for TrainerOptions {
             average_decay: None,
             seed: 0,
         }
+    }
+}
+
+/// A limit, or none where it is infinite: what has no null (TOML) has infinity, and what has no infinity (JSON) has null.
+fn limit<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<f64>, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.filter(|&limit| limit != f64::INFINITY))
+}
+
+impl TrainerOptions {
+    /// Whether each option means something. [`Trainer::new`] asks the same, when a model is there already.
+    ///
+    /// # Errors
+    /// One is out of its range, or the schedule is longer than the run.
+    pub fn check(&self) -> Result<()> {
+        if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
+            let (option, value) = ("learning_rate", self.learning_rate);
+            return Err(Error::InvalidOption { option, value, limits: "above 0" });
+        }
+        let weights =
+            [("z_loss", self.z_loss), ("balance_loss", self.balance_loss), ("router_z_loss", self.router_z_loss)];
+        if let Some(&(option, value)) = weights.iter().find(|(_, weight)| !(weight.is_finite() && *weight >= 0.0)) {
+            return Err(Error::InvalidOption { option, value: value.into(), limits: "a finite number from 0 on" });
+        }
+        self.schedule.check(self.steps)?;
+        if let Some(norm) = self.max_gradient_norm {
+            clip_factor(0.0, norm)?;
+        }
+        self.optimizer.check()?;
+        self.average_decay.map(WeightAverage::new).transpose()?;
+        SpikeGuard::new(self.spike_guard.clone()).map(drop)
     }
 }
 
@@ -162,14 +193,7 @@ impl Trainer {
         {
             return Err(Error::RouterWithoutGradient);
         }
-        if !(options.learning_rate.is_finite() && options.learning_rate > 0.0) {
-            let (option, value) = ("learning_rate", options.learning_rate);
-            return Err(Error::InvalidOption { option, value, limits: "above 0" });
-        }
-        options.schedule.check(options.steps)?;
-        if let Some(norm) = options.max_gradient_norm {
-            clip_factor(0.0, norm)?;
-        }
+        options.check()?;
         let device = model.device().clone();
         let trainer = Self {
             card: None,

@@ -141,7 +141,7 @@ fn first_gradients_equal_peft_s() {
 /// Merging that changed what a model says, or did nothing without a word (peft 2321 and 1035, qlora 28, trl 386): the merged
 /// weights and logits are the reference's, and so is how little the logits move.
 #[test]
-fn ten_steps_and_the_merged_model_equal_peft_s() {
+fn peft_2321_ten_steps_and_the_merged_model_equal_peft_s() {
     let mut trainer = Trainer::with_adapters(model("llama", WeightFormat::F32), &initial(), options()).unwrap();
     let (run, expected) = (run(), expected());
     for (number, batches) in steps().iter().enumerate() {
@@ -280,7 +280,7 @@ fn frozen_bases_of_few_bits_are_learnt_beside_and_do_not_move() {
 /// Checkpointing that lost adapters' gradients, drew another mask when a block was run again, or a gradient that passed by
 /// the mask: transformers 26221, cloneofsimo/lora 26, peft 2826, unsloth 10744.
 #[test]
-fn dropout_is_the_same_when_a_block_is_run_again_and_gradients_go_through_it() {
+fn transformers_26221_dropout_is_the_same_when_a_block_is_run_again_and_gradients_go_through_it() {
     let mut model = model("llama", WeightFormat::F32);
     let mut adapter = initial();
     adapter.options.dropout = 0.4;

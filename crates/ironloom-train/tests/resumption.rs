@@ -11,7 +11,7 @@ use ironloom_lm::{Config, DenseShape, ExpertsConfig, LoadOptions, Model, SharedE
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_train::{
-    Checkpoints, Error, Run, Schedule, SpikeGuardOptions, Trainer, TrainerOptions,
+    Checkpoints, Error, Occasion, Run, Schedule, SpikeGuardOptions, Trainer, TrainerOptions,
     data::{
         Batch, Cursor, Document, DocumentsBuilder, Loader, LoaderOptions, OnePass, Order, Overlong, Packing, Place,
         Share,
@@ -273,6 +273,44 @@ fn refused_losses_lead_back_to_the_checkpoint_and_on_to_other_data() {
     assert_eq!(logged, expected, "each step is in the log once");
 }
 
+/// A run that is told to stop among refused steps goes back to the checkpoint that it would have gone back to, and gives the same bits.
+#[test]
+fn a_stop_among_refused_steps_changes_nothing() {
+    let guard = SpikeGuardOptions { ratio: 1.000_001, decay: 0.0, patience: 3, settle_steps: 6 };
+    let schedule = Schedule::Constant { warmup_steps: 0 };
+    let options = TrainerOptions { learning_rate: 1e-6, spike_guard: guard, steps: 40, schedule, ..options() };
+    let (mut losses, mut back) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    let mut go = |which: usize, run: Run, stops: bool| {
+        let ended = run.go(&mut |event| match event {
+            Event::Step { report, .. } => {
+                losses[which].push((report.step, report.loss.to_bits()));
+                if stops && !report.moved { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            }
+            Event::RolledBack { from, to } => {
+                back[which].push((*from, *to));
+                ControlFlow::Continue(())
+            }
+            _ => ControlFlow::Continue(()),
+        });
+        ended.map(|ended| (ended.reason, ended.trainer.steps_done())).map_err(|error| error.to_string())
+    };
+    let folders = tempfile::tempdir().unwrap();
+    let folder = |name: &str| folders.path().join(name);
+    let straight = go(0, begin(&folder("straight"), &dense(), 1, options.clone()), false);
+    let stopped = go(1, begin(&folder("stopped"), &dense(), 1, options.clone()), true).unwrap();
+    assert_eq!(stopped.0, EndReason::Stopped);
+    let run_options = run_options();
+    let last = checkpoints(&folder("stopped"), &run_options).latest().unwrap().unwrap();
+    let resumed = resume(&last, &Device::cpu(1), options).unwrap();
+    let run = Run::resume(folder("stopped"), resumed, loader(3), TextFiles::default(), run_options).unwrap();
+    let resumed = go(1, run.with_held_out(held_out()), false);
+    assert!(!back[0].is_empty() && back[0][0].1 < stopped.1, "{back:?} {stopped:?}");
+    assert_eq!(back[0], back[1]);
+    assert_eq!(losses[0], losses[1]);
+    assert_eq!(straight, resumed);
+    assert_eq!(logged(&folder("straight")), logged(&folder("stopped")));
+}
+
 /// Gemma's files hold norms less one, from which they come back only nearly.
 #[test]
 fn a_gemma_goes_on_with_the_bits_of_its_norms() {
@@ -295,7 +333,9 @@ fn a_gemma_goes_on_with_the_bits_of_its_norms() {
     let batch = Batch { ids: vec![3, 4, 5, 6, 7], targets: vec![4, 5, 6, 7, 8], documents: vec![5] };
     trainer.step(std::slice::from_ref(&batch)).unwrap();
     let loader = loader(1);
-    let path = Checkpoints::new(folder.path(), 1).write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap();
+    let path = Checkpoints::new(folder.path(), 1)
+        .write(&trainer, &loader.cursor(), &TextFiles::default(), Occasion::Planned)
+        .unwrap();
     let (mut resumed, _) = resume(&path, &device, options).unwrap();
     let bits = |trainer: &Trainer| -> Vec<Vec<u32>> {
         let parameters = trainer.model().parameters();
@@ -309,7 +349,7 @@ fn a_gemma_goes_on_with_the_bits_of_its_norms() {
     assert!(bits(&trainer) == bits(&resumed), "a step later");
     let again = Checkpoints::new(folder.path(), 1);
     trainer.step(&[batch]).unwrap();
-    again.write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap();
-    let refused = again.write(&trainer, &loader.cursor(), &TextFiles::default()).unwrap_err();
+    again.write(&trainer, &loader.cursor(), &TextFiles::default(), Occasion::Planned).unwrap();
+    let refused = again.write(&trainer, &loader.cursor(), &TextFiles::default(), Occasion::Planned).unwrap_err();
     assert!(matches!(refused, Error::FolderInUse { .. }), "a whole checkpoint is never written over");
 }

@@ -11,7 +11,8 @@ use ironloom_train::{
     TrainerOptions,
     data::{Answers, EndToken, HeldOut, LoaderOptions, Order, Overlong, Packing, Source, SourceFormat},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// A training run.
 #[derive(Debug, Deserialize)]
@@ -34,7 +35,7 @@ pub(crate) struct TrainConfig {
 }
 
 /// Which model: a preset, one to go on from, or dimensions.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelTable {
     preset: Option<Preset>,
@@ -50,7 +51,7 @@ pub(crate) struct ModelTable {
     experts: Option<ExpertsTable>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Preset {
     #[serde(rename = "moe-55m")]
     Moe55m,
@@ -59,7 +60,7 @@ enum Preset {
 }
 
 /// Routed experts in all layers but the first ones.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExpertsTable {
     count: usize,
@@ -73,7 +74,7 @@ struct ExpertsTable {
 }
 
 /// How text becomes ids, for a new model.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenizerTable {
     pub(crate) path: Option<PathBuf>,
@@ -82,7 +83,7 @@ pub(crate) struct TokenizerTable {
     pub(crate) train: Option<TrainTokenizerTable>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrainTokenizerTable {
     vocab_size: usize,
@@ -124,8 +125,7 @@ pub(crate) struct HeldOutTable {
     /// Which part of each source.
     #[serde(default)]
     from: HeldOutFrom,
-    #[serde(default)]
-    seed: u64,
+    seed: Option<u64>,
     /// Steps between measurements; 0: only after the last.
     #[serde(default = "evaluate_every")]
     pub(crate) every: u64,
@@ -152,8 +152,8 @@ pub(crate) struct BatchTable {
     pub(crate) accumulate: usize,
     #[serde(default)]
     pub(crate) packing: Packing,
-    #[serde(default)]
-    pub(crate) overlong: Overlong,
+    /// What becomes of a document that is longer than a row, where rows are packed of whole documents.
+    pub(crate) overlong: Option<Overlong>,
     #[serde(default)]
     pub(crate) order: Order,
     #[serde(default)]
@@ -235,7 +235,36 @@ impl TrainConfig {
         if self.data.is_empty() {
             bail!("there is no [[data]] to train on");
         }
-        Ok(())
+        if self.batch.accumulate == 0 {
+            bail!("batch.accumulate is 0: a step needs 1 batch or more");
+        }
+        if self.training.steps == 0 {
+            bail!("training.steps is 0: a run needs 1 step or more");
+        }
+        if self.batch.overlong.is_some() && self.batch.packing == Packing::Continuous {
+            bail!(
+                "batch.overlong means nothing with continuous packing, which cuts all text: add packing = \"documents\""
+            );
+        }
+        match &self.held_out {
+            Some(HeldOutTable { seed: Some(_), from: HeldOutFrom::Tail, .. }) => {
+                bail!("held_out.seed means nothing with from = \"tail\": the end of a source is no draw")
+            }
+            Some(HeldOutTable { batches: Some(0), .. }) => {
+                bail!("held_out.batches is 0: nothing would be measured. Leave [held_out] out to hold nothing out")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a run that goes on takes from its checkpoint, or goes on with in another way than before.
+    pub(crate) fn notes(&self) -> serde_json::Value {
+        let BatchTable { rows, accumulate, .. } = self.batch;
+        json!({
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+            "batch": { "rows": rows, "accumulate": accumulate },
+        })
     }
 
     fn resolve(&mut self, folder: &Path) {
@@ -294,11 +323,16 @@ impl ModelTable {
     /// # Errors
     /// The dimensions contradict each other.
     pub(crate) fn describe(&self, vocab_size: usize, sequence_length: usize) -> Result<Config> {
-        match self.preset {
-            Some(Preset::Moe55m) => return Ok(Config { vocab_size, ..Config::moe_55m() }),
-            Some(Preset::Dense102m) => return Ok(Config { vocab_size, ..Config::dense_102m() }),
-            None => {}
-        }
+        let config = match self.preset {
+            Some(Preset::Moe55m) => Config { vocab_size, ..Config::moe_55m() },
+            Some(Preset::Dense102m) => Config { vocab_size, ..Config::dense_102m() },
+            None => self.of_dimensions(vocab_size, sequence_length)?,
+        };
+        config.validate().context("the [model] can't be")?;
+        Ok(config)
+    }
+
+    fn of_dimensions(&self, vocab_size: usize, sequence_length: usize) -> Result<Config> {
         let (width, heads) = (self.width.unwrap_or_default(), self.heads.unwrap_or_default());
         let layers = self.layers.unwrap_or_default();
         if width == 0 || heads == 0 || layers == 0 {
@@ -319,6 +353,12 @@ impl ModelTable {
         if let Some(ExpertsTable { count, per_row, width, shared_width, dense_layers }) = self.experts {
             if dense_layers >= layers {
                 bail!("model.experts.dense_layers is {dense_layers}, and the model has {layers} layers: leave some");
+            }
+            if per_row == 1 {
+                bail!(
+                    "model.experts.per_row is 1: the weight of a single expert is always 1, so that nothing would teach the \
+                     router. Take 2 or more"
+                );
             }
             let shared = Some(SharedExpertConfig { width: shared_width, gated: false });
             let experts = ExpertsConfig { count, per_row, width, normalize: true, shared };
@@ -397,13 +437,13 @@ impl HeldOutTable {
     pub(crate) fn of_format(format: &SourceFormat, fraction: f64, every: u64) -> Self {
         let is_text = matches!(format, SourceFormat::Text { .. } | SourceFormat::Tokens);
         let from = if is_text { HeldOutFrom::Tail } else { HeldOutFrom::Documents };
-        Self { fraction, from, seed: 0, every, batches: None }
+        Self { fraction, from, seed: None, every, batches: None }
     }
 
     pub(crate) fn part(&self) -> HeldOut {
         let Self { fraction, seed, .. } = *self;
         match self.from {
-            HeldOutFrom::Documents => HeldOut::Documents { fraction, seed },
+            HeldOutFrom::Documents => HeldOut::Documents { fraction, seed: seed.unwrap_or_default() },
             HeldOutFrom::Tail => HeldOut::Tail { fraction },
         }
     }
@@ -412,6 +452,7 @@ impl HeldOutTable {
 impl BatchTable {
     pub(crate) fn options(&self, vocab_size: usize) -> LoaderOptions {
         let Self { sequence_length, rows, packing, overlong, order, seed, .. } = *self;
+        let overlong = overlong.unwrap_or_default();
         LoaderOptions { sequence_length, rows, packing, overlong, order, seed, vocab_size }
     }
 }

@@ -7,6 +7,7 @@ mod config;
 pub(crate) mod finetune;
 mod prepare;
 mod progress;
+mod resumption;
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +16,18 @@ use ironloom_lm::{LoadOptions, Model};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_train::{
-    Run, Trainer, TrainerOptions, read_state, resume,
-    run::{self, EndReason, Ended, RunOptions, checkpoints, load_range},
+    Run, Trainer, resume,
+    run::{self, EndReason, Ended, RunOptions, load_range},
 };
 use ironloom_weights::Checkpoint;
 use serde::Serialize;
 
-use self::{config::TrainConfig, prepare::Prepared, progress::Follower};
+use self::{
+    config::TrainConfig,
+    prepare::Prepared,
+    progress::Follower,
+    resumption::{Beginning, Resumed, notes, now},
+};
 use crate::{
     console::{Console, Unit},
     failure::Outcome,
@@ -98,11 +104,18 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     let mut config = TrainConfig::read(&arguments.config)?;
     config.training.steps = arguments.steps.unwrap_or(config.training.steps);
     config.output = arguments.output.clone().unwrap_or(config.output);
-    let options = run_options(&config, title(&arguments.config));
+    refuse_own_folders(&config.output, config.model.from.as_deref())?;
+    let mut options = run_options(&config, title(&arguments.config));
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
-    let resumed = resumed(beginning, &config, &options, console)?;
+    let resumed = Resumed::find(beginning, &config.output, &options, console)?;
+    let (begun, settings) = (resumed.as_ref().and_then(Resumed::begun).unwrap_or_else(now), config.notes());
+    if let Some(resumed) = &resumed {
+        resumed.compare(&config.training, &[], &settings, console)?;
+    }
+    options.notes = notes(begun, &settings);
+    let resumed = resumed.map(|resumed| resumed.path);
     let device = arguments.machine.open()?;
-    let prepared = Prepared::new(&config, resumed.as_deref(), &device, console)?;
+    let prepared = Prepared::new(&config, resumed.as_deref(), begun, &device, console)?;
     let available = arguments.machine.device.available(&device)?;
     let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
     show_plan(&prepared, shown, available, ADVICE, console)?;
@@ -122,6 +135,19 @@ fn run_options(config: &TrainConfig, title: String) -> RunOptions {
         checkpoint_every: config.checkpoints.every,
         keep: config.checkpoints.keep,
         title,
+        ..RunOptions::default()
+    }
+}
+
+/// Refuses a model to begin with that lies where the run writes: it would be removed.
+fn refuse_own_folders(output: &Path, model: Option<&Path>) -> Result<()> {
+    let Some(Ok(from)) = model.map(Path::canonicalize) else { return Ok(()) };
+    match run::folders(output).iter().find(|own| own.canonicalize().is_ok_and(|own| from.starts_with(own))) {
+        Some(own) => bail!(
+            "the model lies in {}, which the run would write and remove: choose another output folder",
+            own.display()
+        ),
+        None => Ok(()),
     }
 }
 
@@ -168,59 +194,6 @@ fn outcome(reason: EndReason) -> Outcome {
     match reason {
         EndReason::Done => Outcome::Done,
         EndReason::Stopped => Outcome::Interrupted,
-    }
-}
-
-/// What may be in the output folder.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Beginning {
-    /// No run.
-    Empty,
-    /// A run that is of no interest.
-    Anew,
-    /// The run to go on with.
-    Resume,
-}
-
-impl Beginning {
-    /// What `--resume` asks for, or else `--overwrite` and whatever writes nothing.
-    fn asked(resume: bool, overwrite: bool) -> Self {
-        match (resume, overwrite) {
-            (true, _) => Self::Resume,
-            (false, true) => Self::Anew,
-            (false, false) => Self::Empty,
-        }
-    }
-}
-
-/// The checkpoint to go on from.
-fn resumed(
-    beginning: Beginning,
-    config: &TrainConfig,
-    options: &RunOptions,
-    console: &Console,
-) -> Result<Option<PathBuf>> {
-    let (folder, latest) = (&config.output, checkpoints(&config.output, options).list()?.pop());
-    match latest {
-        Some((step, path)) if beginning == Beginning::Resume => {
-            let before = read_state(&path)?.options;
-            // A longer run is the usual reason to go on.
-            if before != (TrainerOptions { steps: before.steps, ..config.training.clone() }) {
-                console.warn("the training options differ from those the run was begun with");
-            }
-            console.note(format_args!("going on after step {step}, from {}", path.display()));
-            Ok(Some(path))
-        }
-        Some((step, _)) if beginning == Beginning::Empty => bail!(
-            "{} holds a run of {} steps: go on with --resume, begin anew with --overwrite, or choose another --output",
-            folder.display(),
-            grouped(step)
-        ),
-        None if beginning == Beginning::Resume => {
-            console.note(format_args!("{} has no checkpoint yet: the run begins", folder.display()));
-            Ok(None)
-        }
-        _ => Ok(None),
     }
 }
 

@@ -18,7 +18,9 @@ use ironloom_lm::{
 use ironloom_tensor::Device;
 use ironloom_train::{
     RunSize,
-    data::{Batch, EndToken, Loader, OnePass, Overlong, Packing, Share, Source, SourceFormat, Tokenization},
+    data::{
+        Batch, CutDocuments, EndToken, Loader, OnePass, Overlong, Packing, Share, Source, SourceFormat, Tokenization,
+    },
     training_memory,
 };
 use ironloom_weights::Checkpoint;
@@ -72,6 +74,8 @@ struct SourcePlan {
     rows: usize,
     /// Documents that are longer than a row and end where it ends.
     cut_documents: usize,
+    /// Those of which nothing is learned, as what they have to learn begins past the row.
+    left_out_documents: usize,
 }
 
 /// Text and its ids.
@@ -82,16 +86,19 @@ struct Text {
 }
 
 impl Prepared {
-    /// Prepares a run on `device` that begins anew, or goes on from `resumed`.
+    /// Prepares a run on `device` that begins anew, or goes on from `resumed`. Templates that write the date write that of `begun`,
+    /// in seconds since 1970: a run that goes on another day learns the same.
     ///
     /// # Errors
-    /// The model, the tokenizer or the data can't be read or don't fit each other.
+    /// An option means nothing, or the model, the tokenizer or the data can't be read or don't fit each other.
     pub(super) fn new(
         config: &TrainConfig,
         resumed: Option<&Path>,
+        begun: u64,
         device: &Device,
         console: &Console,
     ) -> Result<Self> {
+        config.training.check().context("[training]")?;
         let checkpoint = match (resumed, &config.model.from) {
             (Some(path), _) => Some(loading::open(path)?),
             (None, Some(path)) => Some(loading::open(path)?),
@@ -101,7 +108,7 @@ impl Prepared {
         let text = match (&checkpoint, &config.tokenizer) {
             (Some(checkpoint), _) => Text {
                 tokenizer: loading::tokenizer(checkpoint)?,
-                template: loading::template(checkpoint)?,
+                template: loading::template(checkpoint)?.map(|template| template.at_time(begun)),
                 files: TextFiles::from_checkpoint(checkpoint)?,
             },
             (None, Some(table)) => Text::new(table, &sources, console)?,
@@ -136,7 +143,7 @@ impl Prepared {
             adapters: None,
             steps: config.training.steps,
             tokens_per_step,
-            epochs: (config.training.steps * (config.batch.rows * config.batch.accumulate) as u64) as f64
+            epochs: config.training.steps as f64 * (config.batch.rows * config.batch.accumulate) as f64
                 / epoch_rows.max(1) as f64,
             memory: memory.parts().to_vec(),
             output: config.output.clone(),
@@ -167,9 +174,10 @@ fn load(
         }
         let (name, weight) = (source.name(), table.weight);
         let is_cut = (options.packing, options.overlong) == (Packing::Documents, Overlong::Cut);
-        let cut_documents = if is_cut { documents.longer_than(options.sequence_length) } else { 0 };
+        let cut = if is_cut { documents.cut_to(options.sequence_length) } else { CutDocuments::default() };
+        let (cut_documents, left_out_documents) = (cut.shortened, cut.left_out);
         let (count, tokens) = (documents.len(), documents.tokens());
-        plans.push(SourcePlan { name, weight, documents: count, tokens, rows: 0, cut_documents });
+        plans.push(SourcePlan { name, weight, documents: count, tokens, rows: 0, cut_documents, left_out_documents });
         shares.push(Share { documents, weight });
     }
     let loader = Loader::new(shares, &options)?;
@@ -247,6 +255,10 @@ impl fmt::Display for Plan {
             }
             if source.cut_documents > 0 {
                 write!(f, ", {} of them cut to a row's length", source.cut_documents)?;
+            }
+            if source.left_out_documents > 0 {
+                let left_out = source.left_out_documents;
+                write!(f, ", {left_out} left out: their answers begin past a row's end (a longer row takes them)")?;
             }
             writeln!(f)?;
         }

@@ -219,8 +219,12 @@ impl Config {
         Ok(config)
     }
 
-    /// Refuses shapes that contradict themselves.
-    fn validate(&self) -> Result<()> {
+    /// Refuses shapes that contradict themselves. A configuration that was read has been through this; one that was put together
+    /// has not.
+    ///
+    /// # Errors
+    /// The first number that can't be, with what it may be.
+    pub fn validate(&self) -> Result<()> {
         let invalid = |key: &str, expected: &str, found: usize| {
             Err(Error::InvalidValue { key: key.into(), expected: expected.into(), found: found.to_string() })
         };

@@ -110,9 +110,16 @@ impl Documents {
             .sum()
     }
 
-    /// How many documents have more than `length` tokens.
-    pub fn longer_than(&self, length: usize) -> usize {
-        (0..self.len()).filter(|&number| self.range(number).len() > length).count()
+    /// How many documents end before their end, or have nothing to learn, when each is cut to `length` tokens.
+    pub fn cut_to(&self, length: usize) -> CutDocuments {
+        let longer = (0..self.len()).filter(|&number| self.range(number).len() > length);
+        longer.fold(CutDocuments::default(), |mut count, number| {
+            match self.counted_in(number, &(0..length)) {
+                0 => count.left_out += 1,
+                _ => count.shortened += 1,
+            }
+            count
+        })
     }
 
     /// The vocabulary's size that the ids were made for.
@@ -222,6 +229,15 @@ impl Documents {
         }
         fingerprint.0
     }
+}
+
+/// What becomes of documents that are longer than a row and are cut to its length.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CutDocuments {
+    /// Of these the beginning is learned.
+    pub shortened: usize,
+    /// Of these nothing is: what they have to learn begins after the row's end.
+    pub left_out: usize,
 }
 
 /// Gathers documents in memory.

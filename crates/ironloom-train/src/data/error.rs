@@ -50,6 +50,12 @@ pub enum DataError {
     /// A speaker nobody knows.
     #[error("{place} has a message of role {role:?}; roles are {known}")]
     Role { place: Place, role: String, known: String },
+    /// A field that changes what a conversation teaches.
+    #[error(
+        "{place} has {field:?}, which is not read, so that another conversation would be learned: remove it, or write what \
+         the model is to see and to say as \"prompt\" and \"completion\""
+    )]
+    Unread { place: Place, field: &'static str },
     /// A conversation without an answer.
     #[error(
         "{place} has no message of the assistant after another message, so there is nothing to learn: add the answer, or \
@@ -58,8 +64,8 @@ pub enum DataError {
     NoAnswer { place: Place },
     /// A chat template that the data need and the model lacks.
     #[error(
-        "{what} holds conversations, and the model has no chat template: use a model with one, give a template, or write \
-         the data as \"prompt\" and \"completion\""
+        "{what} holds conversations, and the model has no chat template: use a model with one (a chat_template.jinja in \
+         its folder will do), or write the data as \"prompt\" and \"completion\""
     )]
     NoTemplate { what: String },
     /// A template whose text of the first messages changes with the messages after them.
@@ -134,7 +140,7 @@ pub enum DataError {
     /// A cursor of other data or options.
     #[error(
         "the saved place in the data was made with {what} = {saved}, and it is {found} now: go on with the data and \
-         options of the first run, or start at the beginning of the data"
+         options of the first run, or begin a new one"
     )]
     OtherCursor { what: String, saved: String, found: String },
     /// The mapping of a file refused.

@@ -11,6 +11,9 @@ use crate::Result;
 /// Who may speak. Whether a template knows a role is the template's to say.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
+/// Fields of a conversation and of its messages that change what it teaches, and that nothing here reads.
+const UNREAD: [&str; 5] = ["tools", "functions", "tool_calls", "function_call", "weight"];
+
 type Object = Map<String, Value>;
 
 pub(super) fn read(path: &Path, each: &mut dyn FnMut(&Object, &Place) -> Result<()>) -> Result<()> {
@@ -44,12 +47,14 @@ pub(super) fn string<'a>(object: &'a Object, field: &str, place: &Place) -> Resu
 /// The messages of a conversation.
 pub(super) fn messages(object: &Object, place: &Place) -> Result<Vec<Message>> {
     const FIELD: &str = "messages";
+    refuse_unread(object, place)?;
     let list = object.get(FIELD).and_then(Value::as_array).filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| lacks(object, FIELD, "a list of one or more messages", place))?;
     let message = |message: &Value| {
         let nothing = Map::new();
         let message = message.as_object().unwrap_or(&nothing);
         let (role, content) = (string(message, "role", place)?, string(message, "content", place)?);
+        refuse_unread(message, place)?;
         if !ROLES.contains(&role) {
             let known = ROLES.join(", ");
             return Err(DataError::Role { place: place.clone(), role: role.to_owned(), known }.into());
@@ -57,6 +62,17 @@ pub(super) fn messages(object: &Object, place: &Place) -> Result<Vec<Message>> {
         Ok(Message::new(role, content))
     };
     list.iter().map(message).collect()
+}
+
+/// Refuses what would be learned as something else than it says. A weight of 1 is what every message has.
+fn refuse_unread(object: &Object, place: &Place) -> Result<()> {
+    let says_nothing = |value: &Value| {
+        value.is_null() || value.as_f64() == Some(1.0) || value.as_array().is_some_and(|list| list.is_empty())
+    };
+    match UNREAD.iter().find(|field| object.get(**field).is_some_and(|value| !says_nothing(value))) {
+        Some(&field) => Err(DataError::Unread { place: place.clone(), field }.into()),
+        None => Ok(()),
+    }
 }
 
 fn lacks(object: &Object, field: &str, wanted: &'static str, place: &Place) -> DataError {

@@ -31,7 +31,7 @@ mod token_file;
 pub use batch::{Batch, IGNORED, counted};
 pub use chat::Answers;
 pub use cursor::{Cursor, SourceCursor, SourceState};
-pub use documents::{Document, Documents, DocumentsBuilder};
+pub use documents::{CutDocuments, Document, Documents, DocumentsBuilder};
 pub use error::{DataError, Place};
 pub use loader::{Loader, LoaderOptions, Share};
 pub use one_pass::OnePass;

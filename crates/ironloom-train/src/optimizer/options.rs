@@ -120,7 +120,7 @@ impl OptimizerOptions {
         }
     }
 
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         match self {
             Self::AdamW(options) | Self::AdamW8bit(options) => options.check(),
             Self::Sgd(options) => {

@@ -15,9 +15,9 @@ use ironloom_lm::text::{AddBos, AddGenerationPrompt, ChatTemplate, Message, Spec
 use ironloom_train::{
     Error,
     data::{
-        Answers, Batch, Cursor, DataError, Document, Documents, DocumentsBuilder, EndToken, HeldOut, IGNORED, Loader,
-        LoaderOptions, OnePass, Order, Overlong, Packing, Place, Share, Source, SourceFormat, Tokenization, counted,
-        tokenize,
+        Answers, Batch, Cursor, CutDocuments, DataError, Document, Documents, DocumentsBuilder, EndToken, HeldOut,
+        IGNORED, Loader, LoaderOptions, OnePass, Order, Overlong, Packing, Place, Share, Source, SourceFormat,
+        Tokenization, counted, tokenize,
     },
 };
 use proptest::prelude::*;

@@ -83,7 +83,17 @@ fn a_document_longer_than_a_row_is_split_or_cut() {
     };
     assert_eq!(rows(Overlong::Split), [10, 10, 5, 3]);
     assert_eq!(rows(Overlong::Cut), [10, 3]);
-    assert_eq!((numbered(&lengths).longer_than(10), numbered(&lengths).longer_than(25)), (1, 0));
+    let cut = |length| numbered(&lengths).cut_to(length);
+    assert_eq!(cut(10), CutDocuments { shortened: 1, left_out: 0 });
+    assert_eq!(cut(25), CutDocuments::default());
+    let mut documents = DocumentsBuilder::new("answers", 100);
+    for question in [3, 12] {
+        let learned = Some((0..20).map(|token| token >= question).collect());
+        let place = Place { path: "answers".into(), line: None };
+        documents.push(&Document { ids: vec![7; 20], learned }, &place).unwrap();
+    }
+    let cut = documents.finish().unwrap().cut_to(10);
+    assert_eq!(cut, CutDocuments { shortened: 1, left_out: 1 }, "an answer that begins past the row is not learned");
 }
 
 #[test]

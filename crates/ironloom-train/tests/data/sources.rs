@@ -130,6 +130,17 @@ fn bad_lines_are_errors_that_name_file_and_line() {
             "role \"human\"; roles are system, developer",
         ),
         (&chat, "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "no message of the assistant"),
+        (&chat, "{\"tools\": [{}], \"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "has \"tools\""),
+        (
+            &chat,
+            "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{}]}]}",
+            "has \"tool_calls\", which is not read",
+        ),
+        (
+            &chat,
+            "{\"messages\": [{\"role\": \"assistant\", \"content\": \"x\", \"weight\": 0}]}",
+            "has \"weight\", which is not read",
+        ),
         (&text, "{\"text\": 3}", "no \"text\" that is a text; it has: \"text\" (a number)"),
         (&text, "{}", "it has: nothing"),
         (&text, "{\"text\": \"\"}", "a document without tokens"),

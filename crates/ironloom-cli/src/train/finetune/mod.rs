@@ -22,11 +22,19 @@ use ironloom_train::{
     run::{self, EndReason, Ended},
 };
 use serde::Serialize;
+use serde_json::json;
 
 use self::options::{AdapterOptions, Chosen, DataOptions, StepOptions};
 use super::{
-    Beginning, Shown, config::TrainConfig, go, load, outcome, prepare::Prepared, progress, progress::Follower, reason,
-    resumed, run_options, show_plan, summary,
+    Shown,
+    config::{BatchTable, TrainConfig},
+    go, load, outcome,
+    prepare::Prepared,
+    progress,
+    progress::Follower,
+    reason, refuse_own_folders,
+    resumption::{Beginning, Resumed, notes, now},
+    run_options, show_plan, summary,
 };
 use crate::{
     console::Console,
@@ -118,16 +126,25 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     if let Some(lora) = lora.as_ref().filter(|_| arguments.machine.device.is_card()) {
         lora.check_for_card(&model)?;
     }
-    let options = run_options(&config, loading::name(&arguments.model));
+    refuse_own_folders(&config.output, Some(&arguments.model))?;
+    let mut options = run_options(&config, loading::name(&arguments.model));
     let beginning = Beginning::asked(arguments.resume, arguments.overwrite || arguments.dry_run);
+    let resumed = Resumed::find(beginning, &config.output, &options, console)?;
+    let (begun, settings) =
+        (resumed.as_ref().and_then(Resumed::begun).unwrap_or_else(now), settings(arguments, &config));
+    options.notes = notes(begun, &settings);
     let device = arguments.machine.open()?;
     // A checkpoint of adapters has no model: theirs is read again.
-    let mut prepared = Prepared::new(&config, None, &device, console)?;
+    let mut prepared = Prepared::new(&config, None, begun, &device, console)?;
     length.set(&mut config, &mut prepared);
     if let Some(lora) = &lora {
         plan_adapters(arguments, lora, &config, &device, &mut prepared)?;
     }
-    let resumed = resumed(beginning, &config, &options, console)?;
+    if let Some(resumed) = &resumed {
+        // The schedule is made for the steps.
+        resumed.compare(&config.training, &["schedule"], &settings, console)?;
+    }
+    let resumed = resumed.map(|resumed| resumed.path);
     let available = arguments.machine.device.available(&device)?;
     let shown = if arguments.dry_run { Shown::Result { json: arguments.json } } else { Shown::Note };
     show_plan(&prepared, shown, available, ADVICE, console)?;
@@ -144,9 +161,8 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
         (None, Some(last)) => {
             Run::resume(&config.output, resume(last, &device, training)?, loader, text.clone(), options)?
         }
-        (Some(lora), Some(last)) => {
+        (Some(_), Some(last)) => {
             let goes_on = resume_adapters(last, base(&device)?, training)?;
-            warn_of_other_adapters(lora, &goes_on.0, console)?;
             Run::resume(&config.output, goes_on, loader, text.clone(), options)?
         }
         (lora, None) => {
@@ -206,7 +222,15 @@ fn plan_adapters(
         batches: config.batch.accumulate,
         measures: !prepared.held_out.is_empty(),
     };
-    prepared.memory = adapter_memory(&prepared.config, device, frozen, lora, &config.training, size)?;
+    let mut memory = adapter_memory(&prepared.config, device, frozen, lora, &config.training, size)?;
+    if let (true, Device::Cpu(_)) = (arguments.merge, device) {
+        // Beside the frozen weights, what training held having gone, all of the model in 32 bits.
+        let merging = bytes + 4 * prepared.config.parameters();
+        if let Some(more) = merging.checked_sub(memory.total()).filter(|&more| more > 0) {
+            memory = memory.with("merging at the end, beyond that", more);
+        }
+    }
+    prepared.memory = memory;
     prepared.plan.memory = prepared.memory.parts().to_vec();
     let held = match arguments.adapters.base {
         Weights::Keep => "as it is stored".to_owned(),
@@ -232,17 +256,15 @@ fn probe(loader: &Loader) -> Result<Vec<u32>> {
     Ok(batch.ids[..first.min(merging::PROBE)].to_vec())
 }
 
-fn warn_of_other_adapters(asked: &LoraOptions, trainer: &Trainer, console: &Console) -> Result<()> {
-    if let Some(LoraAdapter { options, .. }) = trainer.adapter()? {
-        let told = |options: &LoraOptions| (options.rank, options.alpha, options.dropout, options.rank_stabilized);
-        if told(asked) != told(&options) {
-            let LoraOptions { rank, alpha, dropout, .. } = options;
-            console.warn(format_args!(
-                "the run was begun with other adapters, and goes on with them: rank {rank}, alpha {alpha}, dropout {dropout}"
-            ));
-        }
+/// What a run that goes on takes from its checkpoint, or goes on with in another way than before.
+fn settings(arguments: &Arguments, config: &TrainConfig) -> serde_json::Value {
+    let BatchTable { rows, accumulate, .. } = config.batch;
+    let batch = json!({ "rows": rows, "accumulate": accumulate });
+    let model = arguments.model.canonicalize().unwrap_or_else(|_| arguments.model.clone());
+    if arguments.full {
+        return json!({ "model": model, "batch": batch });
     }
-    Ok(())
+    json!({ "base": { "model": model, "held": arguments.adapters.base }, "adapters": arguments.adapters, "batch": batch })
 }
 
 /// Merges where that was asked for, and says how the run ended.

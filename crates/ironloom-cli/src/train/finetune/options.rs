@@ -10,6 +10,7 @@ use ironloom_train::{
     lora::{ALL_LINEAR, LoraOptions},
     optimizer::{AdamWOptions, OptimizerOptions},
 };
+use serde::Serialize;
 
 use super::{
     super::{
@@ -39,7 +40,7 @@ pub(super) struct DataOptions {
 }
 
 /// How adapters are set.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize)]
 #[command(next_help_heading = "Adapters")]
 pub(super) struct AdapterOptions {
     /// Rows of an adapter's inner matrix
@@ -56,6 +57,7 @@ pub(super) struct AdapterOptions {
     targets: Vec<String>,
     /// How the frozen model is held; keep holds what the file has
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t, conflicts_with = "full")]
+    #[serde(skip)]
     pub(super) base: Weights,
 }
 
@@ -166,7 +168,7 @@ pub(super) fn choose(arguments: &Arguments) -> Result<Chosen> {
             rows: steps.batch_rows as usize,
             accumulate: steps.accumulate as usize,
             packing: Packing::Documents,
-            overlong,
+            overlong: Some(overlong),
             order: Order::Shuffled,
             seed: steps.seed,
             end: EndToken::Auto,
