@@ -4,10 +4,10 @@
 //! `y = shared(x) + sum over e in S of p_e expert_e(x)`, the sum in ascending order of `e`, so that a row's result does not
 //! depend on the rows beside it. A gated shared expert is weighted by `sigmoid(x g^T)`.
 
-use ironloom_nn::{FeedForward, Linear, RmsNorm};
+use ironloom_nn::{FeedForward, Linear};
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, ExpertWeights, Norm, RoutedTraining, RouterLosses, Routing, RowWeights},
+    ops::{self, ExpertWeights, RoutedTraining, RouterLosses, Routing, RowWeights},
 };
 
 use crate::Result;
@@ -28,24 +28,12 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// `residual` `[n, width]` plus the block's output for `x [n, width]`, and `next`'s norm of it.
+    /// `residual` `[n, width]` plus the block's output for `x [n, width]`.
     ///
     /// # Errors
     /// A shape does not fit.
-    pub fn forward_add_norm(
-        &self,
-        cx: &Context,
-        residual: Tensor,
-        x: &Tensor,
-        next: &RmsNorm,
-    ) -> Result<(Tensor, Tensor)> {
-        let routing = self.route(cx, x)?;
-        let (sum, normed) = self.add_experts(cx, residual, x, &routing, Some(next.norm()))?;
-        let normed = match normed {
-            Some(normed) => normed,
-            None => next.forward(cx, &sum)?,
-        };
-        Ok((sum, normed))
+    pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        self.add_experts(cx, residual, x, &self.route(cx, x)?)
     }
 
     /// `residual` plus the block's output, and the router's own losses, weighted and scaled, on the tape.
@@ -65,7 +53,7 @@ impl Experts {
         if self.experts.iter().any(FeedForward::is_adapted) {
             let routing = ops::route_experts(cx, &logits, self.per_row, self.normalize)?;
             ops::router_losses(cx, &logits, &routing, losses, scale)?;
-            return Ok(self.add_experts(cx, residual, x, &routing, None)?.0);
+            return self.add_experts(cx, residual, x, &routing);
         }
         let sum = self.add_shared(cx, residual, x)?;
         let experts = self.expert_weights();
@@ -103,20 +91,13 @@ impl Experts {
         self.experts.first().map_or(ops::Activation::Silu, |expert| expert.activation)
     }
 
-    /// `residual` plus the shared expert's and the routed experts' outputs, and the norm of that where the operation makes it.
-    fn add_experts(
-        &self,
-        cx: &Context,
-        residual: Tensor,
-        x: &Tensor,
-        routing: &Routing,
-        norm: Option<Norm<'_>>,
-    ) -> Result<(Tensor, Option<Tensor>)> {
+    /// `residual` plus the shared expert's and the routed experts' outputs.
+    fn add_experts(&self, cx: &Context, residual: Tensor, x: &Tensor, routing: &Routing) -> Result<Tensor> {
         let sum = self.add_shared(cx, residual, x)?;
         if self.experts.iter().any(FeedForward::is_adapted) {
-            return Ok((self.add_adapted(cx, sum, x, routing)?, None));
+            return self.add_adapted(cx, sum, x, routing);
         }
-        Ok(ops::routed_experts(cx, sum, x, routing, &self.expert_weights(), self.activation(), norm)?)
+        Ok(ops::routed_experts(cx, sum, x, routing, &self.expert_weights(), self.activation())?)
     }
 
     /// What [`ops::routed_experts`] does, through layers with adapters.

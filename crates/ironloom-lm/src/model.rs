@@ -258,18 +258,18 @@ impl Block {
         input: AttentionInput<'_, '_>,
         next: &RmsNorm,
     ) -> Result<(Tensor, Tensor)> {
-        let between = &self.feed_forward_norm;
-        let (x, normed) = match &self.attention_post_norm {
-            None => self.attention.forward_add_norm(cx, x, normed, input, between)?,
-            Some(norm) => norm.forward_add_norm(cx, x, &self.attention.forward(cx, normed, input)?, between)?,
+        let x = match &self.attention_post_norm {
+            None => self.attention.forward_add(cx, x, normed, input)?,
+            Some(norm) => norm.forward_add(cx, x, &self.attention.forward(cx, normed, input)?)?,
         };
-        Ok(match &self.feed_forward {
-            BlockFeedForward::Dense(block, None) => block.forward_add_norm(cx, x, &normed, next)?,
-            BlockFeedForward::Dense(block, Some(norm)) => {
-                norm.forward_add_norm(cx, x, &block.forward(cx, &normed)?, next)?
-            }
-            BlockFeedForward::Routed(experts) => experts.forward_add_norm(cx, x, &normed, next)?,
-        })
+        let normed = self.feed_forward_norm.forward(cx, &x)?;
+        let x = match &self.feed_forward {
+            BlockFeedForward::Dense(block, None) => block.forward_add(cx, x, &normed)?,
+            BlockFeedForward::Dense(block, Some(norm)) => norm.forward_add(cx, x, &block.forward(cx, &normed)?)?,
+            BlockFeedForward::Routed(experts) => experts.forward_add(cx, x, &normed)?,
+        };
+        let normed = next.forward(cx, &x)?;
+        Ok((x, normed))
     }
 }
 

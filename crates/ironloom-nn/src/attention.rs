@@ -150,18 +150,17 @@ impl Attention {
         self.out.forward(cx, &self.attend(cx, x, input)?)
     }
 
-    /// `residual` plus the block's output, and `next`'s norm of it; `residual` has the rows that come out.
+    /// `residual` plus the block's output; `residual` has the rows that come out.
     ///
     /// # Errors
     /// A shape does not fit.
-    pub fn forward_add_norm(
+    pub fn forward_add(
         &self,
         cx: &Context,
         residual: Tensor,
         x: &Tensor,
         input: AttentionInput<'_, '_>,
-        next: &RmsNorm,
-    ) -> Result<(Tensor, Tensor)> {
-        self.out.forward_add_norm(cx, residual, &self.attend(cx, x, input)?, next)
+    ) -> Result<Tensor> {
+        self.out.forward_add(cx, residual, &self.attend(cx, x, input)?)
     }
 }

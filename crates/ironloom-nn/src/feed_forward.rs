@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{Context, Tensor, ops};
 
-use crate::{Activation, Linear, Result, RmsNorm};
+use crate::{Activation, Linear, Result};
 
 /// `down(act(gate(x)) * up(x))` (SwiGLU or GeGLU, by `activation`).
 #[derive(Clone, Debug)]
@@ -32,20 +32,6 @@ impl FeedForward {
     /// `x` is not as wide as the weights, or the residual has another shape.
     pub fn forward_add(&self, cx: &Context, residual: Tensor, x: &Tensor) -> Result<Tensor> {
         self.down.forward_add(cx, residual, &self.inner(&cx.inside(), x)?)
-    }
-
-    /// `residual` plus the block's output, and `next`'s norm of it.
-    ///
-    /// # Errors
-    /// As [`FeedForward::forward_add`], or the norm is not as wide as a row.
-    pub fn forward_add_norm(
-        &self,
-        cx: &Context,
-        residual: Tensor,
-        x: &Tensor,
-        next: &RmsNorm,
-    ) -> Result<(Tensor, Tensor)> {
-        self.down.forward_add_norm(cx, residual, &self.inner(cx, x)?, next)
     }
 
     /// Whether a layer has an adapter.

@@ -2,7 +2,7 @@
 
 use ironloom_tensor::{
     Context, Device, Indices, Tensor, Weight,
-    ops::{self, LowRank, Norm, Projection},
+    ops::{self, LowRank, Projection},
 };
 
 use crate::Result;
@@ -83,20 +83,6 @@ impl Linear {
         Ok(ops::linear_add(cx, residual, x, self.projection())?)
     }
 
-    /// `residual` plus the layer's output, and `next`'s norm of it.
-    ///
-    /// # Errors
-    /// As [`Linear::forward_add`], or the norm is not as wide as a row.
-    pub fn forward_add_norm(
-        &self,
-        cx: &Context,
-        residual: Tensor,
-        x: &Tensor,
-        next: &RmsNorm,
-    ) -> Result<(Tensor, Tensor)> {
-        Ok(ops::linear_add_norm(cx, residual, x, self.projection(), next.norm())?)
-    }
-
     /// What operations take of it.
     pub(crate) fn projection(&self) -> Projection<'_> {
         Projection {
@@ -164,27 +150,6 @@ impl RmsNorm {
     /// A row is not whole runs of the weight's length.
     pub fn forward(&self, cx: &Context, x: &Tensor) -> Result<Tensor> {
         Ok(ops::rmsnorm(cx, x, &self.weight, self.epsilon)?)
-    }
-
-    /// What operations take of it.
-    pub fn norm(&self) -> Norm<'_> {
-        Norm { weight: &self.weight, epsilon: self.epsilon }
-    }
-
-    /// `residual` plus the norm of `x`, of one shape, and `next`'s norm of that.
-    ///
-    /// # Errors
-    /// The shapes differ, or a row is not as long as a weight.
-    pub fn forward_add_norm(
-        &self,
-        cx: &Context,
-        residual: Tensor,
-        x: &Tensor,
-        next: &RmsNorm,
-    ) -> Result<(Tensor, Tensor)> {
-        let sum = self.forward_add(cx, residual, x)?;
-        let normed = next.forward(cx, &sum)?;
-        Ok((sum, normed))
     }
 
     /// `residual` plus the norm of `x`, of one shape.

@@ -8,8 +8,8 @@ use ironloom_quant::{PackedMatrix, WeightFormat};
 use ironloom_tensor::{
     Indices, Tensor, Weight,
     ops::{
-        self, Activation, CrossEntropyOptions, DocumentAttentionOptions, DocumentSpan, ExpertWeights, Mask, Norm,
-        Projection, RouterLosses, RowWeights,
+        self, Activation, CrossEntropyOptions, DocumentAttentionOptions, DocumentSpan, ExpertWeights, Mask, Projection,
+        RouterLosses, RowWeights,
     },
 };
 
@@ -163,7 +163,7 @@ fn route_experts() {
         let experts: Vec<_> = downs.iter().map(|down| ExpertWeights { gate: &gate, up: &up, down }).collect();
         let (ones, zeros) =
             (Tensor::from_f32(vec![1.0; rows], [rows, 1]).unwrap(), Tensor::zeros([rows, count]).unwrap());
-        let (out, _) = ops::routed_experts(&pass.cx, zeros, &ones, &routing, &experts, Activation::Silu, None).unwrap();
+        let out = ops::routed_experts(&pass.cx, zeros, &ones, &routing, &experts, Activation::Silu).unwrap();
 
         let spread = |values: Vec<f32>| {
             let mut wide = vec![0.0; rows * count];
@@ -211,7 +211,7 @@ fn routed_experts_behind_their_router() {
         let logits = ops::linear(cx, &x, &pass.weight("router")).unwrap();
         let routing = ops::route_experts(cx, &logits, case.count("per_row"), case.flag("normalize")).unwrap();
         let residual = pass.leaf("residual");
-        let (out, _) = ops::routed_experts(cx, residual, &x, &routing, &experts, activation(case), None).unwrap();
+        let out = ops::routed_experts(cx, residual, &x, &routing, &experts, activation(case)).unwrap();
         pass.made(out)
     });
 }
@@ -281,8 +281,8 @@ fn sums_that_are_read_twice() {
             (pass.leaf("x"), pass.weight("matrix"), pass.leaf("first"), pass.leaf("second"));
         let epsilon = pass.case.number("epsilon");
         let normed = ops::rmsnorm(&pass.cx, &x, &first, epsilon).unwrap();
-        let norm = Norm { weight: &second, epsilon };
-        let (sum, normed) = ops::linear_add_norm(&pass.cx, x, &normed, &matrix, norm).unwrap();
+        let sum = ops::linear_add(&pass.cx, x, &normed, &matrix).unwrap();
+        let normed = ops::rmsnorm(&pass.cx, &sum, &second, epsilon).unwrap();
         pass.made(ops::add(&pass.cx, sum, &normed).unwrap())
     });
 }

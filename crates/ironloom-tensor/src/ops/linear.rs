@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, Then, WeightLayout};
 use ironloom_quant::{Product, matmul};
 
-use super::{Activation, DropoutKey, add, add::owned, add_bias, dropout, for_rows, gated_activation, rmsnorm, scale};
+use super::{Activation, DropoutKey, add, add::owned, add_bias, dropout, for_rows, gated_activation, scale};
 use crate::{
     Context, CpuDevice, CudaDevice, Device, Error, Path, Result, Tensor, Weight,
     error::expect_shape,
@@ -134,31 +134,6 @@ pub fn linear_add<'a>(
     let out = owned(cuda.gpu(), residual, NAME)?;
     store(cx, cuda, x, projection, out.cuda(NAME, Form::F32)?, true)?;
     Ok(out)
-}
-
-/// The norm that follows a sum.
-#[derive(Clone, Copy, Debug)]
-pub struct Norm<'a> {
-    /// `[rows]`.
-    pub weight: &'a Tensor,
-    /// Added to the mean square.
-    pub epsilon: f32,
-}
-
-/// [`linear_add`], and the norm of what it gives for the next product.
-///
-/// # Errors
-/// As [`linear_add`], or the norm's weight is not as long as a row.
-pub fn linear_add_norm<'a>(
-    cx: &Context,
-    residual: Tensor,
-    x: &Tensor,
-    projection: impl Into<Projection<'a>>,
-    norm: Norm<'_>,
-) -> Result<(Tensor, Tensor)> {
-    let sum = linear_add(cx, residual, x, projection)?;
-    let normed = rmsnorm(cx, &sum, norm.weight, norm.epsilon)?;
-    Ok((sum, normed))
 }
 
 /// `act(gate(x)) * up(x)`, `[n, rows]`: the first half of a gated feed-forward block.

@@ -34,7 +34,7 @@ pub use embedding::embedding;
 pub use gated_activation::{Activation, gated_activation};
 pub use kv_buffer::KvBuffer;
 pub use kv_table::{KvTable, TableRow};
-pub use linear::{LowRank, Norm, Projection, gated_linear, linear, linear_add, linear_add_norm, linear_many};
+pub use linear::{LowRank, Projection, gated_linear, linear, linear_add, linear_many};
 pub use next_ids::{Choose, NextIds};
 pub use rmsnorm::{rmsnorm, rmsnorm_add};
 pub use rope::{rope, rope_phases};

@@ -7,8 +7,8 @@
 use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Slice, WeightLayout};
 
 use super::{
-    Activation, Norm, Projection, RouterLosses, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear,
-    rmsnorm, route_experts, route_experts::Place, router_losses, scatter_add_rows,
+    Activation, Projection, RouterLosses, Routing, RowWeights, add::owned, gated_linear, gather_rows, linear,
+    route_experts, route_experts::Place, router_losses, scatter_add_rows,
 };
 use crate::{
     Context, Error, Path, Result, Tensor, Weight,
@@ -58,13 +58,13 @@ pub fn routed_training(cx: &Context, residual: Tensor, x: &Tensor, layer: &Route
     let RoutedTraining { logits, per_row, normalize, losses, scale, experts, activation } = *layer;
     let routing = route_experts(cx, logits, per_row, normalize)?;
     router_losses(cx, logits, &routing, losses, scale)?;
-    Ok(routed_experts(cx, residual, x, &routing, experts, activation, None)?.0)
+    routed_experts(cx, residual, x, &routing, experts, activation)
 }
 
 const NAME: &str = "routed experts";
 
-/// `out [n, width]` plus what the experts of `routing` make of `x [n, width]`, and the norm of that for the next product where
-/// one is asked for; writes into `out` when nothing else shares it. On a graphics card the experts' weights are stacks, see [`Weight::stack`].
+/// `out [n, width]` plus what the experts of `routing` make of `x [n, width]`; writes into `out` when nothing else shares it. On a
+/// graphics card the experts' weights are stacks, see [`Weight::stack`].
 ///
 /// # Errors
 /// A shape does not fit, or the routing names an expert that is not there.
@@ -75,14 +75,11 @@ pub fn routed_experts(
     routing: &Routing,
     experts: &[ExpertWeights<'_>],
     activation: Activation,
-    norm: Option<Norm<'_>>,
-) -> Result<(Tensor, Option<Tensor>)> {
+) -> Result<Tensor> {
     expect_count(NAME, "the number of routed rows", x.rows(), routing.rows())?;
     match (routing.place(), cx.gpu()) {
         (Place::Cpu { experts: chosen, weights }, None) => {
-            let out = on_cpu(cx, out, x, routing.per_row(), chosen, weights, experts, activation)?;
-            let normed = norm.map(|norm| rmsnorm(cx, &out, norm.weight, norm.epsilon)).transpose()?;
-            Ok((out, normed))
+            on_cpu(cx, out, x, routing.per_row(), chosen, weights, experts, activation)
         }
         (Place::Cuda { experts: chosen, weights, .. }, Some(gpu)) => {
             cx.without_gradient(NAME)?;
@@ -105,8 +102,7 @@ pub fn routed_experts(
                 Path::Few => layer.few(&out)?,
                 Path::Many => layer.many(&out)?,
             }
-            let normed = norm.map(|norm| rmsnorm(cx, &out, norm.weight, norm.epsilon)).transpose()?;
-            Ok((out, normed))
+            Ok(out)
         }
         (Place::Cpu { .. }, Some(_)) => {
             Err(Error::Device { operation: NAME, expected: "a graphics card", found: "a routing on the processor" })

@@ -1,25 +1,23 @@
-//! `linear_many`, `linear_add`, `linear_add_norm` and `gated_linear`: several products of one input, a product added to the
-//! residual stream, the same with the norm of the sum, and `act(gate(x)) * up(x)`.
+//! `linear_many`, `linear_add` and `gated_linear`: several products of one input, a product added to the residual stream, and
+//! `act(gate(x)) * up(x)`.
 
 use anyhow::Result;
 use ironloom_core::DType;
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::{
     Device, Tensor, Weight,
-    ops::{self, Activation, Norm, Projection},
+    ops::{self, Activation, Projection},
 };
 
 use super::{
     gated_activation::gated,
-    linear::{multiply, product},
-    rmsnorm::{EPSILON, norms},
+    linear::multiply,
     weights::{self, FAST_FORMATS, Matrix},
 };
 use crate::check_parity::{
     case::{Bound, Case, Results},
     inputs::Inputs,
     place::Place,
-    real::Real,
 };
 
 /// Rows of x and its width; widths are whole blocks of every format.
@@ -49,16 +47,6 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
                 cases.push(add(place.clone(), format, [n, cols]));
                 let activation = if n % 2 == 0 { Activation::GeluTanh } else { Activation::Silu };
                 cases.push(gated_pair(place.clone(), format, [n, cols], activation));
-            }
-            // Where kernels are not those of few rows, it is `linear_add` and `rmsnorm`, one after the other.
-            if place.is_few() || n == 3 || n == 65 {
-                let alike = FAST_FORMATS.map(|format| [format; 2]);
-                let plain = [[kept(DType::Q4_K), kept(DType::Q5_0)], [kept(DType::Q5_0), kept(DType::Q8_0)]];
-                for formats in alike.into_iter().chain(plain) {
-                    for what in [What::Sum, What::Product, What::GatedPair] {
-                        cases.push(add_norm(place.clone(), formats, [n, cols], what));
-                    }
-                }
             }
         }
     }
@@ -188,71 +176,5 @@ fn gated_pair(place: Place, format: Format, [n, cols]: [usize; 2], activation: A
         let plain = place.operands().round(&gated(&halves[0], &halves[1], activation));
         let results = Results::new(gated(&gate, &up, activation), plain, ours.into_f32()?);
         Ok(results.in_precision(place.operands()))
-    })
-}
-
-/// What a case of `linear_add_norm` looks at: the sum, or a product of its norm. On a card the norm of few rows lacks its rows'
-/// factors until a product reads it.
-#[derive(Clone, Copy, Debug)]
-enum What {
-    Sum,
-    Product,
-    GatedPair,
-}
-
-fn add_norm(place: Place, formats: [Format; 2], [n, cols]: [usize; 2], what: What) -> Case {
-    // Whole blocks of any format or, where a format takes any, a part of a tile.
-    let whole = formats.iter().any(|format| format.0 != DType::F32);
-    let (rows, next_rows) = (if whole { 256 } else { OUTPUTS[0] }, OUTPUTS[1]);
-    let names = formats.map(weights::name).join(", ");
-    let shape = format!("{what:?}, {names}, {n} x [{rows}, {cols}], then [{next_rows}, {rows}]");
-    Case::new("linear_add_norm", place.shape(&shape), Bound::TwicePlain, move |kernel| {
-        let mut inputs = Inputs::of("linear_add_norm", &shape);
-        let (x, residual) = (inputs.normal(n * cols), inputs.normal(n * rows));
-        // Gates of about one.
-        let weight: Vec<f32> = inputs.normal(rows).iter().map(|w| w / (rows as f32).sqrt()).collect();
-        let layer = Layer::random(&place, formats[0], [rows, cols], &mut inputs)?;
-        let next = [
-            Layer::random(&place, formats[1], [next_rows, rows], &mut inputs)?,
-            Layer::random(&place, formats[1], [next_rows, rows], &mut inputs)?,
-        ];
-
-        let (cx, given) = (place.context(), place.operand(kernel.inputs(&x), [n, cols])?);
-        let onto = place.tensor(residual.clone(), [n, rows])?;
-        let norm_weight = place.vector(weight.clone())?;
-        let norm = Norm { weight: &norm_weight, epsilon: EPSILON };
-        let (sum, normed) = ops::linear_add_norm(&cx, onto, &given, layer.projection(), norm)?;
-        let halves = [next[0].projection(), next[1].projection()];
-        let ours = match what {
-            What::Sum => sum.into_f32()?,
-            What::Product => ops::linear(&cx, &normed, halves[0])?.into_f32()?,
-            What::GatedPair => ops::gated_linear(&cx, &normed, halves, Activation::Silu)?.into_f32()?,
-        };
-
-        let exact: Vec<f64> = layer.exact(&x, cols).iter().zip(&residual).map(|(sum, &y)| sum + f64::from(y)).collect();
-        let plain = layer.plus_bias(&layer.plain(&place, &x, cols));
-        let plain: Vec<f32> = plain.iter().zip(&residual).map(|(sum, y)| sum + y).collect();
-        let exact_norm = norms(&exact, &f64::all(&weight));
-        let plain_norm = norms(&plain, &weight);
-        let exact_next = next.each_ref().map(|next| {
-            let bias = next.bias_values.iter().cycle();
-            let sums = product(&exact_norm, &f64::all(&next.held), rows);
-            sums.iter().zip(bias).map(|(sum, &bias)| sum + f64::from(bias)).collect::<Vec<_>>()
-        });
-        let held = place.activations();
-        let plain_next = next
-            .each_ref()
-            .map(|next| held.round(&next.plus_bias(&held.round(&next.plain(&place, &plain_norm, rows)))));
-        let [exact_first, exact_second] = exact_next;
-        let [plain_first, plain_second] = plain_next;
-        let (reference, plain) = match what {
-            What::Sum => (exact, plain),
-            What::Product => (exact_first, plain_first),
-            What::GatedPair => {
-                let plain = gated(&plain_first, &plain_second, Activation::Silu);
-                (gated(&exact_first, &exact_second, Activation::Silu), place.operands().round(&plain))
-            }
-        };
-        Ok(Results::new(reference, plain, ours).in_precision(place.operands()))
     })
 }

@@ -84,7 +84,7 @@ fn case(place: Place, format: (DType, WeightFormat), [rows, count, chosen, width
         let routing = ops::route_experts(&cx, &place.tensor(logits.clone(), [rows, count])?, chosen, false)?;
         let onto = place.tensor(residual.clone(), [rows, width])?;
         let given = place.operand(kernel.inputs(&x), [rows, width])?;
-        let ours = ops::routed_experts(&cx, onto, &given, &routing, &experts, activation, None)?.0.into_f32()?;
+        let ours = ops::routed_experts(&cx, onto, &given, &routing, &experts, activation)?.into_f32()?;
 
         let shares = route::<f64>(&logits, count, chosen, false);
         let layer = Layer { count, width, inner, activation };
