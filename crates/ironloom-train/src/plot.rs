@@ -7,7 +7,9 @@
 
 use std::{fmt::Write, path::Path};
 
-use crate::{Error, Result, log::entries, partial_file::replace_file};
+use ironloom_core::replace_file;
+
+use crate::{Error, Result, log::entries};
 
 /// What a loss plot shows.
 #[derive(Clone, Debug, Default, PartialEq)]

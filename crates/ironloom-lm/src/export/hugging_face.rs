@@ -5,9 +5,9 @@
 //! against the file's own description before anything is written, since a wrong `config.json` makes a model that answers
 //! fluently and wrong.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use ironloom_core::{DType, Threads};
+use ironloom_core::{DType, Threads, replace_file};
 use ironloom_nn::RopeScaling;
 use ironloom_weights::{Checkpoint, Format, Metadata};
 use serde_json::{Map, Value, json};
@@ -311,13 +311,8 @@ pub(super) fn write_json(path: &Path, json: &Value) -> Result<()> {
     write_file(path, format!("{json:#}\n").as_bytes())
 }
 
-/// Writes beside the target and renames, so that a reader never finds half a file.
+/// Writes a file whole or not at all.
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let error = |source| ironloom_weights::Error::Write { path: path.to_owned(), source };
-    let partial = PathBuf::from(format!("{}.{}.partial", path.display(), std::process::id()));
-    let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    Ok(written.map_err(error)?)
+    Ok(replace_file(path, bytes).map_err(error)?)
 }

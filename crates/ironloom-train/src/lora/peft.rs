@@ -14,12 +14,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ironloom_core::DType;
+use ironloom_core::{DType, replace_file};
 use ironloom_weights::{Metadata, NewTensor, TensorData, TensorInfo, safetensors};
 use serde_json::{Map, Value, json};
 
 use super::{ALL_LINEAR, LoraAdapter, LoraError, LoraMatrices, LoraOptions, targets};
-use crate::{Error, partial_file::replace_file};
+use crate::Error;
 
 /// The name of the configuration.
 pub const CONFIG_FILE: &str = "adapter_config.json";

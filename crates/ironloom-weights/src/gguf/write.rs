@@ -1,12 +1,17 @@
 //! Writes GGUF v3: the head from metadata and the list of tensors, then the data, tensor by tensor.
 
-use std::path::Path;
+use std::{
+    io::{self, Read, Write},
+    path::Path,
+};
+
+use ironloom_core::PartialFile;
 
 use super::{MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NESTING, VERSION_WRITTEN, value_type};
 use crate::{
     Array, Error, Format, Metadata, NewTensor, Place, Progress, Result, TensorInfo, Value,
     layout::check_new,
-    output::{Meter, PartialFile},
+    output::{Meter, write_error, write_tensor},
 };
 
 /// Writes a GGUF v3 file of this metadata and these tensors, in their order, replacing a file of this name only when all is
@@ -57,19 +62,22 @@ pub fn write(
 
     let total = lengths.iter().fold(0u64, |sum, &length| sum.saturating_add(length as u64));
     let mut meter = Meter::new(progress, tensors.len(), total);
-    let mut file = PartialFile::create(path)?;
-    file.write(&head)?;
-    file.write_zeros(padding(head.len(), alignment))?;
+    let failed = write_error(path);
+    let mut file = PartialFile::create(path).map_err(failed)?;
+    file.write_all(&head).map_err(failed)?;
+    pad(&mut file, head.len(), alignment).map_err(failed)?;
     drop(head);
     for (tensor, length) in tensors.into_iter().zip(lengths) {
-        file.write_tensor(tensor, length, &mut meter)?;
-        file.write_zeros(padding(length, alignment))?;
+        write_tensor(&mut file, path, tensor, length, &mut meter)?;
+        pad(&mut file, length, alignment).map_err(failed)?;
     }
-    file.finish()
+    file.finish().map_err(failed)
 }
 
-fn padding(length: usize, alignment: usize) -> usize {
-    (alignment - length % alignment) % alignment
+/// Writes the zeros between `length` bytes and the next multiple of the alignment.
+fn pad(file: &mut PartialFile, length: usize, alignment: usize) -> io::Result<()> {
+    let zeros = (alignment - length % alignment) % alignment;
+    io::copy(&mut io::repeat(0).take(zeros as u64), file).map(drop)
 }
 
 fn push_string(out: &mut Vec<u8>, text: &str) {
