@@ -23,7 +23,7 @@ use ironloom_lm::{
 };
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
-use ironloom_weights::{Metadata, NewTensor, TensorInfo};
+use ironloom_weights::{Metadata, NewTensor, TensorInfo, unwatched};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, SavedTensor, Trainer, TrainerOptions, TrainerState, data::Cursor, lora::peft};
@@ -111,7 +111,7 @@ impl Checkpoints {
             None => write_trained(trainer.model(), folder, text)?,
         }
         let tensors = trainer.saved_tensors()?.into_iter().map(new_tensor).collect();
-        ironloom_weights::safetensors::write(folder.join(TENSORS), &Metadata::new(), tensors, &mut |_| {})?;
+        ironloom_weights::safetensors::write(folder.join(TENSORS), &Metadata::new(), tensors, &mut unwatched)?;
         let json = serde_json::to_vec_pretty(&state).map_err(|source| error(folder)(source.into()))?;
         replace_file(&folder.join(STATE), &json).map_err(error(folder))?;
         unfinished.finish().map_err(error(&target))?;

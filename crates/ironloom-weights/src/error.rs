@@ -47,6 +47,9 @@ pub enum Error {
     /// The system could not write a file.
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
+    /// The caller ended a write.
+    #[error("{} is not written: the write was cancelled", path.display())]
+    Cancelled { path: PathBuf },
     /// Not a regular file or folder.
     #[error("{} is neither a file nor a folder; give a .gguf or .safetensors file or a model's folder", path.display())]
     NotAFile { path: PathBuf },

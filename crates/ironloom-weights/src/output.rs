@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write},
+    ops::ControlFlow,
     path::Path,
 };
 
@@ -53,7 +54,7 @@ impl std::fmt::Debug for NewTensor<'_> {
     }
 }
 
-/// How far a writer is, given after each tensor.
+/// How far a writer is, given after each tensor to a caller, who may end the write.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
     /// The tensor just written.
@@ -68,9 +69,14 @@ pub struct Progress<'a> {
     pub total_bytes: u64,
 }
 
+/// The progress of a writer that nobody watches: it always goes on.
+pub fn unwatched(_: Progress<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// Counts tensors and bytes for a caller's progress display.
 pub(crate) struct Meter<'a> {
-    show: &'a mut dyn FnMut(Progress<'_>),
+    show: &'a mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
     tensors: usize,
     total_tensors: usize,
     bytes: u64,
@@ -78,15 +84,19 @@ pub(crate) struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    pub(crate) fn new(show: &'a mut dyn FnMut(Progress<'_>), total_tensors: usize, total_bytes: u64) -> Self {
+    pub(crate) fn new(
+        show: &'a mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+        total_tensors: usize,
+        total_bytes: u64,
+    ) -> Self {
         Self { show, tensors: 0, total_tensors, bytes: 0, total_bytes }
     }
 
-    fn add(&mut self, tensor: &str, bytes: u64) {
+    fn add(&mut self, tensor: &str, bytes: u64) -> ControlFlow<()> {
         self.tensors += 1;
         self.bytes += bytes;
         let &mut Self { tensors, total_tensors, bytes, total_bytes, .. } = self;
-        (self.show)(Progress { tensor, tensors, total_tensors, bytes, total_bytes });
+        (self.show)(Progress { tensor, tensors, total_tensors, bytes, total_bytes })
     }
 }
 
@@ -117,8 +127,10 @@ pub(crate) fn write_tensor(
             write(&make().map_err(|source| Error::NewTensor { tensor: info.name.clone(), source })?)?;
         }
     }
-    meter.add(&info.name, length as u64);
-    Ok(())
+    match meter.add(&info.name, length as u64) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::Cancelled { path: path.to_owned() }),
+    }
 }
 
 /// Says that `path` could not be written.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use ironloom_core::{DType, Threads, replace_file};
 use ironloom_nn::RopeScaling;
-use ironloom_weights::{Checkpoint, Format, Metadata};
+use ironloom_weights::{Checkpoint, Format, Metadata, unwatched};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -67,7 +67,7 @@ pub fn to_hugging_face(checkpoint: &Checkpoint, folder: &Path) -> Result<ExportR
     // Readers of the hub's files look for this entry.
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut |_| {})?;
+    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut unwatched)?;
     write_json(&folder.join("config.json"), &json)?;
     write_json(&folder.join("generation_config.json"), &Value::Object(ids))?;
     if let Some(files) = tokenizer {

@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use ironloom_core::{DType, Shape};
-use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
+use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo, unwatched};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -140,7 +140,7 @@ pub fn write_trained(model: &Model, folder: &Path, text: &TextFiles) -> Result<(
     tensors.extend(router_biases(&config));
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut |_| {})?;
+    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut unwatched)?;
     write_json(&folder.join("config.json"), &json)?;
     for (name, bytes) in &text.files {
         write_file(&folder.join(name), bytes)?;

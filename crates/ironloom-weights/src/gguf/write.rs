@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
+    ops::ControlFlow,
     path::Path,
 };
 
@@ -15,18 +16,19 @@ use crate::{
 };
 
 /// Writes a GGUF v3 file of this metadata and these tensors, in their order, replacing a file of this name only when all is
-/// written. The alignment is the metadata's `general.alignment`, else 32. `progress` is called after each tensor.
+/// written. The alignment is the metadata's `general.alignment`, else 32. `progress` is called after each tensor;
+/// where it breaks, the write is given up.
 ///
 /// Nothing but the tensor being written is held in memory.
 ///
 /// # Errors
-/// A name is empty, too long or there twice; a tensor's type, shape or bytes don't fit the format; a tensor's maker fails; the
-/// file cannot be written. The target is then as it was.
+/// A name is empty, too long or there twice; a tensor's type, shape or bytes don't fit the format; a tensor's maker fails;
+/// [`Error::Cancelled`]; the file cannot be written. The target is then as it was.
 pub fn write(
     path: impl AsRef<Path>,
     metadata: &Metadata,
     tensors: Vec<NewTensor<'_>>,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let path = path.as_ref();
     let alignment = super::alignment(path, metadata)?;

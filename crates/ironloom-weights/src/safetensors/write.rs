@@ -1,6 +1,6 @@
 //! Writes safetensors: one file, or shards with an index.
 
-use std::{io::Write, path::Path};
+use std::{io::Write, ops::ControlFlow, path::Path};
 
 use ironloom_core::{PartialFile, Shape};
 use serde_json::json;
@@ -19,18 +19,18 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Writes one safetensors file of these tensors, replacing a file of this name only when all is written. Tensors of wider
 /// elements come first, so that each starts at a multiple of its element size; within one width they keep their order.
-/// `progress` is called after each tensor.
+/// `progress` is called after each tensor; where it breaks, the write is given up.
 ///
 /// Nothing but the tensor being written is held in memory.
 ///
 /// # Errors
 /// Metadata are other than strings; a name is empty or there twice; a tensor's type, shape or bytes don't fit the format; a
-/// tensor's maker fails; the file cannot be written. The target is then as it was.
+/// tensor's maker fails; [`Error::Cancelled`]; the file cannot be written. The target is then as it was.
 pub fn write(
     path: impl AsRef<Path>,
     metadata: &Metadata,
     tensors: Vec<NewTensor<'_>>,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let path = path.as_ref();
     let tensors = checked(path, tensors)?;
@@ -50,7 +50,7 @@ pub fn write_sharded(
     metadata: &Metadata,
     tensors: Vec<NewTensor<'_>>,
     max_shard_bytes: u64,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let folder = folder.as_ref();
     std::fs::create_dir_all(folder).map_err(write_error(folder))?;
@@ -105,7 +105,7 @@ fn total_bytes(tensors: &[Sized<'_>]) -> u64 {
     tensors.iter().fold(0u64, |sum, (_, length)| sum.saturating_add(*length as u64))
 }
 
-fn meter<'a>(tensors: &[Sized<'_>], progress: &'a mut dyn FnMut(Progress<'_>)) -> Meter<'a> {
+fn meter<'a>(tensors: &[Sized<'_>], progress: &'a mut dyn FnMut(Progress<'_>) -> ControlFlow<()>) -> Meter<'a> {
     Meter::new(progress, tensors.len(), total_bytes(tensors))
 }
 
