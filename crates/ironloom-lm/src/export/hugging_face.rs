@@ -45,15 +45,7 @@ pub fn to_hugging_face(checkpoint: &Checkpoint, folder: &Path) -> Result<ExportR
     }
     let ids = special_ids(checkpoint.metadata())?;
     let stored = checkpoint.info("token_embd.weight").map_or(DType::F32, |info| info.dtype);
-    let mut json = config_json(&target)?;
-    json.insert("torch_dtype".into(), torch_name(stored).into());
-    json.extend(ids.clone());
-    let json = Value::Object(json);
-    let reread = Config::from_json(&json)?;
-    if let Some(difference) = difference(&target, &reread) {
-        let what = format!("the model's {difference}");
-        return Err(refuse(what, FORMAT, "config.json has no entry that means it for this family"));
-    }
+    let json = config_json(&target, stored, ids.clone())?;
     let mut notes = Vec::new();
     let tokenizer = match tokenizer_files(checkpoint.metadata()) {
         Ok(files) => Some(files),
@@ -95,7 +87,7 @@ pub(super) fn target(config: &Config) -> Result<Config> {
 }
 
 /// Which part of a configuration came back different.
-pub(super) fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
+fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
     let same = [
         ("family", wanted.architecture == found.architecture),
         ("vocabulary size", wanted.vocab_size == found.vocab_size),
@@ -113,8 +105,23 @@ pub(super) fn difference(wanted: &Config, found: &Config) -> Option<&'static str
     part.or_else(|| (wanted != found).then_some("configuration"))
 }
 
+/// The `config.json` of a model whose weights are `stored`, with the ids of its special tokens; read back and held against `config`.
+pub(super) fn config_json(config: &Config, stored: DType, ids: Map<String, Value>) -> Result<Value> {
+    let mut json = config_entries(config)?;
+    json.insert("torch_dtype".into(), torch_name(stored).into());
+    json.extend(ids);
+    let json = Value::Object(json);
+    match difference(config, &Config::from_json(&json)?) {
+        None => Ok(json),
+        Some(difference) => {
+            let reason = "config.json has no entry that means it for this family";
+            Err(refuse(format!("the model's {difference}"), FORMAT, reason))
+        }
+    }
+}
+
 /// The entries of `config.json`, but for the special tokens and the stored type.
-pub(super) fn config_json(config: &Config) -> Result<Map<String, Value>> {
+fn config_entries(config: &Config) -> Result<Map<String, Value>> {
     use Architecture::{Ernie45Moe, Gemma3, InternLm2, Llama, Mixtral, Qwen2Moe};
     let architecture = config.architecture;
     let mut json = Map::new();
