@@ -11,6 +11,7 @@ mod progress;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use ironloom_core::grouped;
 use ironloom_lm::{LoadOptions, Model};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
@@ -25,7 +26,6 @@ use self::{config::TrainConfig, prepare::Prepared, progress::Follower};
 use crate::{
     console::{Console, Unit},
     failure::Outcome,
-    figures::grouped,
     interrupt::{self, Work},
     machine::MachineOptions,
 };
