@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ironloom_lm::text::{
     AddBos, AddGenerationPrompt, ChatTemplate, Message, Specials, TextError, TextStream, Tokenizer, encode_chat,
 };
-use ironloom_weights::{Checkpoint, Metadata, NewTensor, Shape, TensorInfo};
+use ironloom_weights::{Checkpoint, Metadata, NewTensor, Shape, TensorInfo, unwatched};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
@@ -27,7 +27,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Metadata)) -> Checkpoint {
         dtype: ironloom_weights::DType::F32,
         shape: Shape::new(&[1]).unwrap(),
     };
-    ironloom_weights::gguf::write(&path, &metadata, vec![NewTensor::new(info, vec![0; 4])], &mut |_| {}).unwrap();
+    ironloom_weights::gguf::write(&path, &metadata, vec![NewTensor::new(info, vec![0; 4])], &mut unwatched).unwrap();
     // The file stays mapped after its folder is gone.
     ironloom_weights::open(&path).unwrap()
 }

@@ -5,7 +5,7 @@
 mod forge;
 
 use forge::{ARRAY, F32, Gguf, Q4_0, STRING, U32, open_bytes, refusal, safetensors, says, string};
-use ironloom_weights::{Error, Metadata, NewTensor, Place};
+use ironloom_weights::{Error, Metadata, NewTensor, Place, unwatched};
 
 /// ggml pull request 709: counts, lengths and dimensions whose products wrap led to writes past the heap.
 #[test]
@@ -137,7 +137,7 @@ fn safetensors_601_metadata_only() {
     let path = folder.path().join("metadata.safetensors");
     let mut metadata = Metadata::new();
     metadata.insert("crc", "12");
-    ironloom_weights::safetensors::write(&path, &metadata, vec![], &mut |_| {}).expect("it's written");
+    ironloom_weights::safetensors::write(&path, &metadata, vec![], &mut unwatched).expect("it's written");
     let checkpoint = ironloom_weights::open(&path).expect("it's read");
     assert_eq!(checkpoint.metadata().required_string("crc").expect("crc is there"), "12");
     assert_eq!(checkpoint.tensors().len(), 0);
@@ -172,7 +172,7 @@ fn invokeai_7009_one_short_or_missing_shard() {
         NewTensor::new(ironloom_weights::TensorInfo { name: name.into(), dtype, shape: [64].into() }, vec![1; 64])
     };
     let tensors = vec![tensor("first"), tensor("second")];
-    ironloom_weights::safetensors::write_sharded(folder.path(), &Metadata::new(), tensors, 64, &mut |_| {})
+    ironloom_weights::safetensors::write_sharded(folder.path(), &Metadata::new(), tensors, 64, &mut unwatched)
         .expect("shards");
     ironloom_weights::open(folder.path()).expect("the control opens");
     let shard = at("model-00002-of-00002.safetensors");

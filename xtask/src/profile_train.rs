@@ -39,12 +39,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (launches, total) = Kernel::sum(&kernels);
     print!("{}", Kernel::table(&kernels));
     println!("{launches} kernels one by one: {:.3} ms", total / 1e3);
-    println!(
-        "a step of {} tokens: {:.3} ms, {rate:.0} tokens/s, MFU {:.1}%",
-        run.tokens(),
-        1e3 * step,
-        100.0 * run.utilization(rate)
-    );
+    let mfu = run.utilization(rate).map_or(String::new(), |share| format!(", MFU {:.1}%", 100.0 * share));
+    println!("a step of {} tokens: {:.3} ms, {rate:.0} tokens/s{mfu}", run.tokens(), 1e3 * step);
     Ok(())
 }
 

@@ -96,7 +96,8 @@ mod configurations {
         parameters: u64,
         active_parameters: u64,
         tokens_per_second: f64,
-        utilization: f64,
+        /// Of a card whose rate is known.
+        utilization: Option<f64>,
         memory_mib: f64,
     }
 
@@ -146,7 +147,7 @@ mod configurations {
                 millions(outcome.parameters),
                 millions(outcome.active_parameters),
                 grouped(rate as u64),
-                format!("{:.1}%", 100.0 * outcome.utilization),
+                outcome.utilization.map_or(String::new(), |share| format!("{:.1}%", 100.0 * share)),
                 format!("{:.2}", TOKENS / rate / SECONDS_OF_A_DAY),
                 format!("{:.0}", outcome.memory_mib),
             ]);

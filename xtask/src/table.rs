@@ -45,7 +45,7 @@ fn is_number(text: &str) -> bool {
     first.is_none_or(|first| first.is_ascii_digit())
 }
 
-/// `1234567` as `1,234,567`.
+/// `1234567` as `1,234,567`: as `ironloom_core::grouped`, which the build without the feature `engine` has not.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,17 +1,6 @@
 //! Numbers as people read them.
 
-/// `98362432` as `98,362,432`.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
+use ironloom_core::grouped;
 
 /// A number of parameters in short: `134.52 M`, `7.25 B`.
 pub(crate) fn short_count(number: u64) -> String {
@@ -48,9 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_grouped_and_shortened() {
-        let numbers = [0, 999, 1_000, 98_362_432];
-        assert_eq!(numbers.map(grouped), ["0", "999", "1,000", "98,362,432"]);
+    fn numbers_are_counted_and_shortened() {
         let counts = [950, 1_500, 134_515_008, 7_250_000_000];
         assert_eq!(counts.map(short_count), ["950", "1.50 K", "134.52 M", "7.25 B"]);
         assert_eq!((counted(1, "tensor"), counted(1200, "tensor")), ("1 tensor".into(), "1,200 tensors".into()));

@@ -3,12 +3,10 @@
 //! In exact numbers a merged model answers as the model beside its adapters did. Weights of few bits are computed with in few
 //! bits before and in 32 after, so what is measured is how far the logits of a probe moved.
 
-use std::{
-    fmt, fs,
-    path::{Path, PathBuf},
-};
+use std::{fmt, path::Path};
 
 use anyhow::{Context as _, Result, bail};
+use ironloom_core::PartialFolder;
 use ironloom_lm::{
     LogitRows, Model,
     export::{TextFiles, write_trained},
@@ -55,16 +53,10 @@ pub(crate) fn merge(model: &mut Model, probe: &[u32]) -> Result<Merged> {
 /// # Errors
 /// The configuration can't be said in a `config.json`, or the disk can't be written.
 pub(crate) fn write_folder(model: &Model, folder: &Path, text: &TextFiles) -> Result<()> {
-    let unfinished = PathBuf::from(format!("{}.unfinished", folder.display()));
     let cannot = || format!("cannot write {}", folder.display());
-    remove(&unfinished).with_context(cannot)?;
-    write_trained(model, &unfinished, text)?;
-    remove(folder).with_context(cannot)?;
-    fs::rename(&unfinished, folder).with_context(cannot)
-}
-
-fn remove(folder: &Path) -> std::io::Result<()> {
-    if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) }
+    let unfinished = PartialFolder::create(folder).with_context(cannot)?;
+    write_trained(model, unfinished.path(), text)?;
+    unfinished.finish().with_context(cannot)
 }
 
 fn logits(model: &Model, ids: &[u32]) -> Result<Vec<f32>> {

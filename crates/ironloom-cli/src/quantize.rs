@@ -4,7 +4,6 @@
 
 use std::{
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::{Path, PathBuf},
 };
 
@@ -155,27 +154,20 @@ pub(crate) fn write(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &
 
 /// Writes the file; `None` when Ctrl-C came.
 fn export(checkpoint: &Checkpoint, target: &GgufOutput<'_>, console: &Console) -> Result<Option<ExportReport>> {
-    /// What unwinding carries when it is an interruption.
-    struct Interrupted;
-
     let work = Work::begin(1);
     let bar = console.progress("packing", Unit::Bytes);
     let progress = |done, total| {
         bar.set(done, total);
-        if work.is_interrupted() {
-            // The writer knows no other way to stop; unwinding removes its unfinished file and prints nothing.
-            resume_unwind(Box::new(Interrupted));
-        }
+        work.flow()
     };
     let (GgufType { dtype, mix }, threads) = (target.gguf_type, target.threads.clone());
     let options = ExportOptions { dtype, mix, threads, progress: Some(&progress) };
-    match catch_unwind(AssertUnwindSafe(|| to_gguf(checkpoint, target.output, &options))) {
-        Ok(exported) => {
+    match to_gguf(checkpoint, target.output, &options) {
+        Err(ironloom_lm::Error::Weights(ironloom_weights::Error::Cancelled { .. })) => Ok(None),
+        exported => {
             let cannot = || format!("cannot write {} as {}", target.input.display(), target.output.display());
             exported.map(Some).with_context(cannot)
         }
-        Err(cause) if cause.is::<Interrupted>() => Ok(None),
-        Err(cause) => resume_unwind(cause),
     }
 }
 

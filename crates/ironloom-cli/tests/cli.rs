@@ -11,7 +11,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use ironloom_weights::{DType, NewTensor, TensorInfo};
+use ironloom_weights::{DType, NewTensor, TensorInfo, unwatched};
 use serde_json::Value;
 
 /// What a finished run left.
@@ -303,7 +303,7 @@ fn tensors_that_the_model_does_not_use_are_named() {
         folder.path().join("model.safetensors"),
         &ironloom_weights::Metadata::new(),
         tensors,
-        &mut |_| {},
+        &mut unwatched,
     )
     .unwrap();
     let ran = ironloom(&["run", text(folder.path()), "Hi", "-n", "2"]);

@@ -1,4 +1,5 @@
-//! Types that every Ironloom crate shares: data types, shapes, host buffers, threads, random numbers and memory plans.
+//! Types that every Ironloom crate shares: data types, shapes, host buffers, threads, random numbers, memory plans, and files
+//! that appear whole.
 //!
 //! This is the bottom room of the house. Nothing here knows an operation, a model or a device; what lives here is what
 //! two rooms would otherwise each define for themselves. See `docs/ARCHITECTURE.md` for the whole picture.
@@ -14,7 +15,9 @@ mod buffer;
 mod cpu;
 mod dtype;
 mod error;
+mod figures;
 mod memory_plan;
+mod partial;
 mod random;
 mod shape;
 mod switches;
@@ -24,7 +27,9 @@ pub use buffer::{HostBuffer, MappedFile};
 pub use cpu::SimdLevel;
 pub use dtype::DType;
 pub use error::{Error, Result};
-pub use memory_plan::{MemoryPlan, format_bytes};
+pub use figures::{format_bytes, grouped};
+pub use memory_plan::MemoryPlan;
+pub use partial::{PartialFile, PartialFolder, SyncedFile, replace_file};
 pub use random::Philox;
 pub use shape::Shape;
 pub use switches::is_off;

@@ -1,6 +1,6 @@
 //! What a piece of work will take in memory, said before anything is allocated.
 
-use crate::{Error, Result};
+use crate::{Error, Result, format_bytes};
 
 /// Named parts of a memory need, in bytes, in the order they were added.
 ///
@@ -66,27 +66,9 @@ impl std::fmt::Display for MemoryPlan {
     }
 }
 
-/// A size in binary units, such as `93.8 MiB`.
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_read_well() {
-        assert_eq!(format_bytes(512), "512 B");
-        assert_eq!(format_bytes(98_362_432), "93.8 MiB");
-    }
 
     #[test]
     fn a_refusal_names_parts_and_sizes() {

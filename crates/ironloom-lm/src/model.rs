@@ -213,6 +213,12 @@ impl Model {
         Ok(self.head.forward(&cx, &self.output_norm.forward(&cx, &last)?)?)
     }
 
+    /// Cosines and sines of these positions, for each of the configuration's ropes.
+    pub(crate) fn rope_phases(&self, cx: &Context, positions: &Indices) -> Result<Vec<Tensor>> {
+        let phases = |(frequencies, factor): &(Tensor, f32)| ops::rope_phases(cx, frequencies, *factor, positions);
+        Ok(self.ropes.iter().map(phases).collect::<ironloom_tensor::Result<_>>()?)
+    }
+
     /// The rows after the last layer, and the output norm of them: of [`PassRows::Last`] those that come out, which only the
     /// last layer distinguishes.
     pub(crate) fn hidden(
@@ -222,11 +228,7 @@ impl Model {
         positions: &Indices,
         rows: &mut PassRows<'_, '_>,
     ) -> Result<(Tensor, Tensor)> {
-        let phases = self
-            .ropes
-            .iter()
-            .map(|(frequencies, factor)| ops::rope_phases(cx, frequencies, *factor, positions))
-            .collect::<ironloom_tensor::Result<Vec<_>>>()?;
+        let phases = self.rope_phases(cx, positions)?;
         let mut x = self.embedding.forward(cx, ids)?;
         let norm_before =
             |layer: usize| self.blocks.get(layer).map_or(&self.output_norm, |block: &Block| &block.attention_norm);

@@ -1,7 +1,11 @@
 //! Exports against the golden models: a folder and the GGUF file made of it are the same model, tensor by tensor the file that
 //! the reference converter's conventions make, and back again the same folder.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
 use ironloom_core::{DType, Threads};
 use ironloom_lm::{
@@ -11,7 +15,7 @@ use ironloom_lm::{
 };
 use ironloom_nn::Span;
 use ironloom_tensor::{Context, Device};
-use ironloom_weights::{Checkpoint, Value, open};
+use ironloom_weights::{Checkpoint, Value, open, unwatched};
 
 /// Golden models whose family and options GGUF has a place for.
 const EXPORTABLE: &[&str] = &[
@@ -52,7 +56,7 @@ fn exported(input: &Path, dtype: DType) -> (tempfile::TempDir, PathBuf, ExportRe
 }
 
 fn json(path: &Path) -> serde_json::Value {
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
@@ -283,7 +287,7 @@ fn a_gguf_file_is_packed_again_with_its_metadata() {
     let again = tempfile::tempdir().unwrap();
     let one = ExportOptions { threads: Threads::new(1), ..ExportOptions::new(DType::Q8_0) };
     to_gguf(&open(&out).unwrap(), &again.path().join("model.gguf"), &one).unwrap();
-    assert_eq!(std::fs::read(again.path().join("model.gguf")).unwrap(), std::fs::read(&out).unwrap());
+    assert_eq!(fs::read(again.path().join("model.gguf")).unwrap(), fs::read(&out).unwrap());
 }
 
 #[test]
@@ -301,7 +305,7 @@ fn what_gguf_cannot_say_is_refused_by_name_and_writes_nothing() {
         let error = error.unwrap_err();
         assert!(matches!(error, Error::NotExportable { .. }), "{name}: {error}");
         assert!(error.to_string().contains(part), "{name}: {error}");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{name}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{name}");
     }
     let error = to_gguf(&open(golden("llama")).unwrap(), Path::new("unused.gguf"), &options(DType::Q2_K));
     assert!(error.unwrap_err().to_string().contains("Q4_K"));
@@ -323,14 +327,14 @@ fn notes_say_what_other_readers_do_differently() {
 fn missing_tensors_are_refused_together() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json"] {
-        std::fs::copy(golden("llama").join(file), folder.path().join(file)).unwrap();
+        fs::copy(golden("llama").join(file), folder.path().join(file)).unwrap();
     }
     let source = open(golden("llama")).unwrap();
     let is_kept = |name: &str| !name.contains("layers.1.mlp.up") && !name.contains("layers.2.input_layernorm");
     let kept: Vec<String> = source.tensors().map(|info| info.name.clone()).filter(|name| is_kept(name)).collect();
     let tensors = kept.iter().map(|name| source.tensor(name).unwrap().into()).collect();
     let weights = folder.path().join("model.safetensors");
-    ironloom_weights::safetensors::write(weights, &ironloom_weights::Metadata::new(), tensors, &mut |_| {}).unwrap();
+    ironloom_weights::safetensors::write(weights, &ironloom_weights::Metadata::new(), tensors, &mut unwatched).unwrap();
     let out = folder.path().join("m.gguf");
     let error = to_gguf(&open(folder.path()).unwrap(), &out, &options(DType::F32)).unwrap_err().to_string();
     assert!(error.contains("layers.1.mlp.up_proj") && error.contains("layers.2.input_layernorm"), "{error}");
@@ -340,16 +344,31 @@ fn missing_tensors_are_refused_together() {
 #[test]
 fn progress_ends_at_all_bytes() {
     let steps = std::cell::RefCell::new(Vec::new());
-    let show = |done, total| steps.borrow_mut().push((done, total));
+    let show = |done, total| {
+        steps.borrow_mut().push((done, total));
+        ControlFlow::Continue(())
+    };
     let folder = tempfile::tempdir().unwrap();
-    let show: &dyn Fn(u64, u64) = &show;
-    let options = ExportOptions { progress: Some(show), ..options(DType::Q8_0) };
+    let options = ExportOptions { progress: Some(&show), ..options(DType::Q8_0) };
     let out = folder.path().join("m.gguf");
     let report = to_gguf(&open(golden("llama")).unwrap(), &out, &options).unwrap();
     let steps = steps.into_inner();
     assert_eq!(steps.len(), report.tensors);
     assert!(steps.windows(2).all(|pair| pair[0].0 < pair[1].0));
     assert!(steps.last().is_some_and(|(done, total)| done == total && *total < report.bytes_out));
+}
+
+#[test]
+fn a_cancelled_export_leaves_the_old_file_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("m.gguf");
+    fs::write(&out, "old").unwrap();
+    let stop = |done, total| if 2 * done < total { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    let options = ExportOptions { progress: Some(&stop), ..options(DType::Q8_0) };
+    let error = to_gguf(&open(golden("llama")).unwrap(), &out, &options).unwrap_err();
+    assert!(matches!(error, Error::Weights(ironloom_weights::Error::Cancelled { .. })), "{error}");
+    assert_eq!(fs::read(&out).unwrap(), b"old");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 const TEXTS: &[&str] = &[
@@ -395,12 +414,12 @@ fn same_ids(before: &Tokenizer, after: &Tokenizer, name: &str) {
 fn folder_with_tokenizer(name: &str, settings: serde_json::Value, vocab_size: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let tokenizers = golden("../text/tokenizers");
-    std::fs::copy(tokenizers.join(format!("{name}.json")), folder.path().join("tokenizer.json")).unwrap();
-    std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
+    fs::copy(tokenizers.join(format!("{name}.json")), folder.path().join("tokenizer.json")).unwrap();
+    fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
     let config = serde_json::json!({"model_type": "llama", "hidden_size": 32, "num_attention_heads": 2,
         "num_hidden_layers": 1, "intermediate_size": 32, "vocab_size": vocab_size, "max_position_embeddings": 64,
         "tie_word_embeddings": true});
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let mut tensors = vec![("embed_tokens".to_owned(), vec![vocab_size, 32]), ("norm".to_owned(), vec![32])];
     for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"] {
         tensors.push((format!("layers.0.{part}"), vec![32, 32]));
@@ -422,7 +441,7 @@ fn folder_with_tokenizer(name: &str, settings: serde_json::Value, vocab_size: us
     });
     let weights = folder.path().join("model.safetensors");
     let metadata = ironloom_weights::Metadata::new();
-    ironloom_weights::safetensors::write(weights, &metadata, tensors.collect(), &mut |_| {}).unwrap();
+    ironloom_weights::safetensors::write(weights, &metadata, tensors.collect(), &mut unwatched).unwrap();
     folder
 }
 
@@ -509,7 +528,7 @@ fn tokenizers_that_gguf_cannot_say_are_refused_or_noted() {
 fn end_tokens_without_a_usual_name_are_kept() {
     let folder = folder_with_tokenizer("qwen2", serde_json::json!({"eos_token": "<|im_end|>"}), 1024);
     let generation = serde_json::json!({"eos_token_id": [902, 903, 904, 17]}).to_string();
-    std::fs::write(folder.path().join("generation_config.json"), generation).unwrap();
+    fs::write(folder.path().join("generation_config.json"), generation).unwrap();
     let (_out_folder, out, report) = exported(folder.path(), DType::F32);
     let after = Tokenizer::from_checkpoint(&open(&out).unwrap()).unwrap();
     // 900 is <|endoftext|>, found by its text. Of the other three, two have keys.
@@ -552,7 +571,7 @@ fn ernie_is_written_as_transformers_writes_it() {
 fn a_bias_on_the_choice_of_experts_is_refused() {
     let stored = open(golden("ernie4_5_moe")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(golden("ernie4_5_moe").join("config.json"), folder.path().join("config.json")).unwrap();
+    fs::copy(golden("ernie4_5_moe").join("config.json"), folder.path().join("config.json")).unwrap();
     let bias = "model.layers.2.mlp.moe_statics.e_score_correction_bias";
     let tensors = stored.tensors().map(|info| {
         let mut info = info.clone();
@@ -565,7 +584,7 @@ fn a_bias_on_the_choice_of_experts_is_refused() {
     });
     let weights = folder.path().join("model.safetensors");
     let nothing = ironloom_weights::Metadata::new();
-    ironloom_weights::safetensors::write(weights, &nothing, tensors.collect(), &mut |_| {}).unwrap();
+    ironloom_weights::safetensors::write(weights, &nothing, tensors.collect(), &mut unwatched).unwrap();
     let loaded = Model::load(&open(folder.path()).unwrap(), &Device::cpu(1), &LoadOptions::default());
     let error = loaded.unwrap_err().to_string();
     assert!(error.contains(bias) && error.contains("0.25") && error.contains("transformers"), "{error}");

@@ -12,30 +12,25 @@
 //! this form is whole; what an end left half is removed by the next writer.
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use ironloom_core::{DType, Shape};
+use ironloom_core::{DType, PartialFolder, Shape, replace_file};
 use ironloom_lm::{
     LoadOptions, Model,
     export::{TextFiles, write_trained},
 };
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
-use ironloom_weights::{Metadata, NewTensor, TensorInfo};
+use ironloom_weights::{Metadata, NewTensor, TensorInfo, unwatched};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, Result, SavedTensor, Trainer, TrainerOptions, TrainerState, data::Cursor, lora::peft,
-    partial_file::replace_file,
-};
+use crate::{Error, Result, SavedTensor, Trainer, TrainerOptions, TrainerState, data::Cursor, lora::peft};
 
 const TENSORS: &str = "training.safetensors";
 const STATE: &str = "training.json";
 const PREFIX: &str = "step-";
-const UNFINISHED: &str = ".unfinished";
 
 /// What a checkpoint remembers beside tensors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -145,8 +140,7 @@ impl Checkpoints {
             occasion,
             notes: self.notes.clone(),
         };
-        let name = format!("{PREFIX}{:08}", state.trainer.step);
-        let (target, unfinished) = (self.folder.join(&name), self.folder.join(format!("{name}{UNFINISHED}")));
+        let target = self.folder.join(format!("{PREFIX}{:08}", state.trainer.step));
         if target.exists() {
             return Err(Error::FolderInUse { path: target });
         }
@@ -156,17 +150,17 @@ impl Checkpoints {
         };
         fs::create_dir_all(&self.folder).map_err(error(&self.folder))?;
         self.remove_unfinished()?;
+        let unfinished = PartialFolder::create(&target).map_err(error(&target))?;
+        let folder = unfinished.path();
         match trainer.adapter()? {
-            Some(adapter) => peft::save(&unfinished, &adapter)?,
-            None => write_trained(trainer.model(), &unfinished, text)?,
+            Some(adapter) => peft::save(folder, &adapter)?,
+            None => write_trained(trainer.model(), folder, text)?,
         }
         let tensors = trainer.saved_tensors()?.into_iter().map(new_tensor).collect();
-        ironloom_weights::safetensors::write(unfinished.join(TENSORS), &Metadata::new(), tensors, &mut |_| {})?;
-        let json = serde_json::to_vec_pretty(&state).map_err(|source| error(&unfinished)(source.into()))?;
-        replace_file(&unfinished.join(STATE), &json).map_err(error(&unfinished))?;
-        sync_folder(&unfinished).map_err(error(&unfinished))?;
-        fs::rename(&unfinished, &target).map_err(error(&target))?;
-        let _ = File::open(&self.folder).and_then(|folder| folder.sync_all());
+        ironloom_weights::safetensors::write(folder.join(TENSORS), &Metadata::new(), tensors, &mut unwatched)?;
+        let json = serde_json::to_vec_pretty(&state).map_err(|source| error(folder)(source.into()))?;
+        replace_file(&folder.join(STATE), &json).map_err(error(folder))?;
+        unfinished.finish().map_err(error(&target))?;
         let mut planned = 0;
         for (_, path) in self.list()?.into_iter().rev() {
             let is_planned = read_state(&path)?.occasion == Occasion::Planned;
@@ -189,7 +183,7 @@ impl Checkpoints {
 
     /// Removes one, under another name first: what has the name of a checkpoint is whole.
     fn remove(&self, path: &Path) -> Result<()> {
-        let unfinished = PathBuf::from(format!("{}{UNFINISHED}", path.display()));
+        let unfinished = PathBuf::from(format!("{}{}", path.display(), PartialFolder::ENDING));
         let removed = fs::rename(path, &unfinished).and_then(|()| fs::remove_dir_all(&unfinished));
         removed.map_err(|source| Error::Write { path: path.to_owned(), source })
     }
@@ -198,7 +192,7 @@ impl Checkpoints {
     fn remove_unfinished(&self) -> Result<()> {
         let entries = fs::read_dir(&self.folder).map_err(|source| Error::Read { path: self.folder.clone(), source })?;
         for entry in entries.flatten() {
-            if entry.file_name().to_string_lossy().ends_with(UNFINISHED) {
+            if entry.file_name().to_string_lossy().ends_with(PartialFolder::ENDING) {
                 fs::remove_dir_all(entry.path()).map_err(|source| Error::Write { path: entry.path(), source })?;
             }
         }
@@ -272,12 +266,4 @@ fn new_tensor(tensor: SavedTensor<'_>) -> NewTensor<'_> {
     let info = TensorInfo { name: tensor.name.clone(), dtype: tensor.dtype(), shape: Shape::from([tensor.len()]) };
     debug_assert!(matches!(info.dtype, DType::F32 | DType::U8));
     NewTensor::made(info, move || Ok(tensor.bytes().to_vec()))
-}
-
-/// Makes sure that every file of a folder is on disk.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        File::open(entry?.path())?.sync_all()?;
-    }
-    File::open(folder)?.sync_all()
 }

@@ -14,7 +14,6 @@ pub mod log;
 pub mod lora;
 mod meter;
 pub mod optimizer;
-mod partial_file;
 mod pieces;
 mod plan;
 pub mod plot;

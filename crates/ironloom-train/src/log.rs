@@ -9,10 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ironloom_core::replace_file;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{Error, Result, partial_file::replace_file};
+use crate::{Error, Result};
 
 /// A log that is being written.
 ///

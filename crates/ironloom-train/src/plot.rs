@@ -7,7 +7,9 @@
 
 use std::{fmt::Write, path::Path};
 
-use crate::{Error, Result, log::entries, partial_file::replace_file};
+use ironloom_core::{grouped, replace_file};
+
+use crate::{Error, Result, log::entries};
 
 /// What a loss plot shows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -300,18 +302,6 @@ fn decimals(tick: f64) -> usize {
     (0..6).find(|&decimals| format!("{tick:.decimals$}").parse() == Ok(tick)).unwrap_or(6)
 }
 
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,7 +314,6 @@ mod tests {
         assert_eq!(logarithmic_ticks((2.9, 8.6)), [3.0, 4.0, 5.0, 6.0, 8.0]);
         assert_eq!(logarithmic_ticks((0.09, 8.6)), [0.1, 0.2, 0.5, 1.0, 2.0, 5.0]);
         assert_eq!((decimals(3.0), decimals(2.5), decimals(0.05)), (0, 1, 2));
-        assert_eq!((grouped(0), grouped(1000), grouped(1234567)), ("0".into(), "1,000".into(), "1,234,567".into()));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ironloom_core::PartialFolder;
 use ironloom_lm::export::{TextFiles, write_trained};
 use serde::Serialize;
 
@@ -431,21 +432,18 @@ impl Records {
     /// Writes the finished model or, where adapters were trained, those, by another name first.
     fn write_model(&self, trainer: &mut Trainer) -> Result<PathBuf> {
         let name = if trainer.adapter()?.is_some() { "adapter" } else { "model" };
-        let (target, unfinished) = (self.folder.join(name), self.folder.join(format!("{name}.unfinished")));
-        for folder in [&unfinished, &target] {
-            if folder.exists() {
-                fs::remove_dir_all(folder).map_err(|source| Error::Write { path: folder.clone(), source })?;
-            }
-        }
+        let target = self.folder.join(name);
+        let error = |source| Error::Write { path: target.clone(), source };
+        let unfinished = PartialFolder::create(&target).map_err(error)?;
         trainer.swap_average()?;
         let written = match trainer.adapter() {
-            Ok(Some(adapter)) => peft::save(&unfinished, &adapter),
-            Ok(None) => write_trained(trainer.model(), &unfinished, &self.text).map_err(Error::from),
+            Ok(Some(adapter)) => peft::save(unfinished.path(), &adapter),
+            Ok(None) => write_trained(trainer.model(), unfinished.path(), &self.text).map_err(Error::from),
             Err(error) => Err(error),
         };
         trainer.swap_average()?;
         written?;
-        fs::rename(&unfinished, &target).map_err(|source| Error::Write { path: target.clone(), source })?;
+        unfinished.finish().map_err(error)?;
         Ok(target)
     }
 }

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use ironloom_core::{DType, Shape, format_bytes};
+use ironloom_core::{DType, Shape, format_bytes, grouped};
 
 use crate::Disguise;
 
@@ -47,6 +47,9 @@ pub enum Error {
     /// The system could not write a file.
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
+    /// The caller ended a write.
+    #[error("{} is not written: the write was cancelled", path.display())]
+    Cancelled { path: PathBuf },
     /// Not a regular file or folder.
     #[error("{} is neither a file nor a folder; give a .gguf or .safetensors file or a model's folder", path.display())]
     NotAFile { path: PathBuf },
@@ -239,18 +242,8 @@ fn readable(format: crate::Format) -> String {
 
 /// `98362432` as `98,362,432`; sizes above 1 GB also in units.
 fn group(bytes: u64) -> String {
-    let digits = bytes.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    if bytes >= 1 << 30 {
-        text.push_str(&format!(" ({})", format_bytes(bytes)));
-    }
-    text
+    let number = grouped(bytes);
+    if bytes >= 1 << 30 { format!("{number} ({})", format_bytes(bytes)) } else { number }
 }
 
 impl From<ironloom_core::Error> for Error {

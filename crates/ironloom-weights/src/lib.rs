@@ -14,7 +14,7 @@
 //! target, which takes the target's name only when it's complete and on disk.
 //!
 //! ```
-//! use ironloom_weights::{DType, Metadata, NewTensor, TensorInfo, gguf};
+//! use ironloom_weights::{DType, Metadata, NewTensor, TensorInfo, gguf, unwatched};
 //!
 //! let folder = tempfile::tempdir()?;
 //! let path = folder.path().join("tiny.gguf");
@@ -22,7 +22,7 @@
 //! metadata.insert("general.architecture", "llama");
 //! let info = TensorInfo { name: "output_norm.weight".into(), dtype: DType::F32, shape: [2].into() };
 //! let bytes: Vec<u8> = [1.0f32, 0.5].iter().flat_map(|value| value.to_le_bytes()).collect();
-//! gguf::write(&path, &metadata, vec![NewTensor::new(info, bytes)], &mut |_| {})?;
+//! gguf::write(&path, &metadata, vec![NewTensor::new(info, bytes)], &mut unwatched)?;
 //!
 //! let checkpoint = ironloom_weights::open(&path)?;
 //! assert_eq!(checkpoint.metadata().required_string("general.architecture")?, "llama");
@@ -54,5 +54,5 @@ pub use error::{Error, Place, Result};
 pub use ironloom_core::{DType, Shape};
 pub use metadata::Metadata;
 pub use open::open;
-pub use output::{MakeError, NewTensor, Progress};
+pub use output::{MakeError, NewTensor, Progress, unwatched};
 pub use value::{Array, Strings, Value};

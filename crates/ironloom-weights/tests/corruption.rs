@@ -11,7 +11,7 @@ use std::{
 };
 
 use ironloom_core::Philox;
-use ironloom_weights::{Array, DType, Metadata, NewTensor, Strings, TensorInfo, Value, gguf, safetensors};
+use ironloom_weights::{Array, DType, Metadata, NewTensor, Strings, TensorInfo, Value, gguf, safetensors, unwatched};
 
 /// What opening may allocate beyond the file's size: paths, messages, the lists' first steps.
 const ALLOWANCE: usize = 64 << 10;
@@ -168,7 +168,7 @@ fn write_gguf(path: &Path, vocabulary: usize) {
     let mut tensors = example_tensors();
     let info = TensorInfo { name: "blk.0.ffn_up.weight".into(), dtype: DType::Q4_0, shape: [2, 64].into() };
     tensors.push(NewTensor::new(info, vec![7; 72]));
-    gguf::write(path, &metadata, tensors, &mut |_| {}).expect("a valid GGUF");
+    gguf::write(path, &metadata, tensors, &mut unwatched).expect("a valid GGUF");
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn safetensors_single() {
     let path = folder.path().join("model.safetensors");
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    safetensors::write(&path, &metadata, example_tensors(), &mut |_| {}).expect("a valid file");
+    safetensors::write(&path, &metadata, example_tensors(), &mut unwatched).expect("a valid file");
     hammer(&path, &path, 420, 0, 4000, 4);
 }
 
@@ -213,7 +213,7 @@ fn safetensors_single() {
 fn safetensors_index() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let metadata = Metadata::new();
-    safetensors::write_sharded(folder.path(), &metadata, example_tensors(), 100, &mut |_| {}).expect("valid shards");
+    safetensors::write_sharded(folder.path(), &metadata, example_tensors(), 100, &mut unwatched).expect("valid shards");
     let shards = fs::read_dir(folder.path()).expect("the folder").filter_map(|entry| entry.ok()?.metadata().ok());
     let shard_bytes = shards.map(|metadata| metadata.len() as usize).sum();
     let index = folder.path().join("model.safetensors.index.json");

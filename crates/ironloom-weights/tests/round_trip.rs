@@ -2,10 +2,11 @@
 
 mod forge;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::ControlFlow};
 
 use ironloom_weights::{
-    Array, Checkpoint, DType, Error, Format, Metadata, NewTensor, Shape, Strings, TensorInfo, Value, gguf, safetensors,
+    Array, Checkpoint, DType, Error, Format, Metadata, NewTensor, Progress, Shape, Strings, TensorInfo, Value, gguf,
+    safetensors, unwatched,
 };
 use proptest::prelude::*;
 
@@ -123,6 +124,7 @@ proptest! {
         let mut last = None;
         gguf::write(&path, &metadata, new_tensors(&infos), &mut |progress| {
             last = Some((progress.tensors, progress.bytes, progress.total_bytes));
+            ControlFlow::Continue(())
         }).unwrap();
         if let Some((tensors, bytes, total)) = last {
             prop_assert_eq!((tensors, bytes), (infos.len(), total));
@@ -138,7 +140,7 @@ proptest! {
         let again = folder.path().join("again.gguf");
         let names: Vec<String> = checkpoint.tensors().map(|info| info.name.clone()).collect();
         let copies = names.iter().map(|name| checkpoint.tensor(name).unwrap().into()).collect();
-        gguf::write(&again, checkpoint.metadata(), copies, &mut |_| {}).unwrap();
+        gguf::write(&again, checkpoint.metadata(), copies, &mut unwatched).unwrap();
         prop_assert_eq!(std::fs::read(&path).unwrap(), std::fs::read(&again).unwrap());
         prop_assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
     }
@@ -155,7 +157,7 @@ proptest! {
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("single.safetensors");
-        safetensors::write(&path, &metadata, new_tensors(&infos), &mut |_| {}).unwrap();
+        safetensors::write(&path, &metadata, new_tensors(&infos), &mut unwatched).unwrap();
         let checkpoint = ironloom_weights::open(&path).unwrap();
         prop_assert_eq!(
             checkpoint.metadata().iter().collect::<Vec<_>>(),
@@ -165,7 +167,7 @@ proptest! {
         read_by_their_crate(&std::fs::read(&path).unwrap(), &infos)?;
 
         let sharded = folder.path().join("sharded");
-        safetensors::write_sharded(&sharded, &metadata, new_tensors(&infos), max_shard_bytes, &mut |_| {}).unwrap();
+        safetensors::write_sharded(&sharded, &metadata, new_tensors(&infos), max_shard_bytes, &mut unwatched).unwrap();
         check_tensors(&ironloom_weights::open(&sharded).unwrap(), &infos)?;
         let total: usize = infos.iter().map(|info| info.bytes().unwrap()).sum();
         let index = sharded.join("model.safetensors.index.json");
@@ -215,14 +217,41 @@ fn a_failed_write_leaves_the_old_file_and_nothing_else() {
         let path = folder.path().join(name);
         std::fs::write(&path, "old").unwrap();
         let write = if name.ends_with("gguf") { gguf::write } else { safetensors::write };
-        let error = write(&path, &Metadata::new(), failing(), &mut |_| {}).unwrap_err();
+        let error = write(&path, &Metadata::new(), failing(), &mut unwatched).unwrap_err();
         assert!(matches!(error, Error::NewTensor { .. }) && error.to_string().contains("the maker's own reason"));
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     let shards = folder.path().join("shards");
-    safetensors::write_sharded(&shards, &Metadata::new(), failing(), 16, &mut |_| {}).unwrap_err();
+    safetensors::write_sharded(&shards, &Metadata::new(), failing(), 16, &mut unwatched).unwrap_err();
     assert_eq!(std::fs::read_dir(&shards).unwrap().count(), 0);
+}
+
+/// Even after the last tensor.
+#[test]
+fn a_cancelled_write_leaves_the_old_files_and_nothing_else() {
+    let infos = [one("a", DType::F32, &[4]), one("b", DType::F32, &[4])];
+    let none = Metadata::new();
+    for after in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let stop = &mut |progress: Progress<'_>| match progress.tensors < after {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        };
+        let (gguf, single) = (folder.path().join("model.gguf"), folder.path().join("single.safetensors"));
+        for path in [&gguf, &single] {
+            std::fs::write(path, "old").unwrap();
+        }
+        for error in [
+            gguf::write(&gguf, &none, new_tensors(&infos), stop).unwrap_err(),
+            safetensors::write(&single, &none, new_tensors(&infos), stop).unwrap_err(),
+            safetensors::write_sharded(folder.path(), &none, new_tensors(&infos), 16, stop).unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+        }
+        assert_eq!([&gguf, &single].map(|path| std::fs::read(path).unwrap()), [b"old", b"old"]);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 }
 
 #[test]
@@ -230,7 +259,7 @@ fn writers_refuse_what_the_formats_cannot_hold() {
     let folder = tempfile::tempdir().unwrap();
     let gguf_error = |metadata: &Metadata, infos: &[TensorInfo]| {
         let path = folder.path().join("model.gguf");
-        gguf::write(path, metadata, new_tensors(infos), &mut |_| {}).unwrap_err()
+        gguf::write(path, metadata, new_tensors(infos), &mut unwatched).unwrap_err()
     };
     let none = Metadata::new();
     assert!(matches!(gguf_error(&none, &[one("a", DType::Bool, &[1])]), Error::UnknownType { .. }));
@@ -246,12 +275,12 @@ fn writers_refuse_what_the_formats_cannot_hold() {
     deep.insert("deep", (0..5).fold(Array::U8(vec![]), |inner, _| Array::Arrays(vec![inner])));
     assert!(matches!(gguf_error(&deep, &[]), Error::Nesting { .. }));
     let short = vec![NewTensor::new(one("a", DType::F32, &[2]), vec![0; 7])];
-    let error = gguf::write(folder.path().join("short.gguf"), &none, short, &mut |_| {}).unwrap_err();
+    let error = gguf::write(folder.path().join("short.gguf"), &none, short, &mut unwatched).unwrap_err();
     forge::says(&error, &["\"a\"", "8 bytes", "7 bytes"]);
 
     let safetensors_error = |metadata: &Metadata, infos: &[TensorInfo]| {
         let path = folder.path().join("model.safetensors");
-        safetensors::write(path, metadata, new_tensors(infos), &mut |_| {}).unwrap_err()
+        safetensors::write(path, metadata, new_tensors(infos), &mut unwatched).unwrap_err()
     };
     assert!(matches!(safetensors_error(&none, &[one("a", DType::Q4_0, &[32])]), Error::UnknownType { .. }));
     assert!(matches!(safetensors_error(&none, &[one("__metadata__", DType::U8, &[1])]), Error::ReservedName { .. }));
@@ -266,7 +295,7 @@ fn shards_are_not_written_beside_a_file_that_hides_them() {
     let folder = tempfile::tempdir().unwrap();
     let infos = [one("a", DType::F32, &[4]), one("b", DType::F32, &[4])];
     let write =
-        |max| safetensors::write_sharded(folder.path(), &Metadata::new(), new_tensors(&infos), max, &mut |_| {});
+        |max| safetensors::write_sharded(folder.path(), &Metadata::new(), new_tensors(&infos), max, &mut unwatched);
     write(1000).unwrap();
     assert!(matches!(write(16), Err(Error::InTheWay { .. })));
     std::fs::remove_file(folder.path().join("model.safetensors")).unwrap();

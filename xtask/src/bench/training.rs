@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use ironloom_lm::{Config, DenseShape, ExpertsConfig, FeedForwardConfig, LayerConfig, Model, SharedExpertConfig};
 use ironloom_tensor::Device;
-use ironloom_train::{Schedule, Trainer, TrainerOptions, data::Batch};
+use ironloom_train::{Schedule, Trainer, TrainerOptions, data::Batch, operations_per_token};
 use serde_json::json;
 
 use super::{
@@ -81,11 +81,4 @@ pub(crate) fn options() -> TrainerOptions {
         schedule: Schedule::Constant { warmup_steps: 0 },
         ..TrainerOptions::default()
     }
-}
-
-/// Operations of a token in a document of `length`: a multiply-add of each weight forward and two back, and the scores and values
-/// of attention, as if none were masked (Chowdhery et al., PaLM, 2022, appendix B).
-pub(super) fn operations_per_token(config: &Config, length: usize) -> f64 {
-    let attention = config.layers.len() * length * config.heads * config.head_width;
-    6.0 * config.active_parameters() as f64 + 12.0 * attention as f64
 }

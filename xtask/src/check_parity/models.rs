@@ -10,7 +10,7 @@ use ironloom_lm::{LoadOptions, LogitRows, Model};
 use ironloom_nn::Span;
 use ironloom_quant::{WeightFormat, pack, unpack};
 use ironloom_tensor::{Context, Device};
-use ironloom_weights::{Checkpoint, DType, NewTensor, TensorInfo, safetensors};
+use ironloom_weights::{Checkpoint, DType, NewTensor, TensorInfo, safetensors, unwatched};
 
 use serde::Deserialize;
 
@@ -110,7 +110,7 @@ fn drop_weights(from: &Path, to: &Path, kernel: Kernel) -> Result<()> {
         let bytes = pack(info.dtype, &kernel.inputs(&values))?;
         tensors.push(NewTensor::new(info, bytes));
     }
-    safetensors::write(to.join("model.safetensors"), checkpoint.metadata(), tensors, &mut |_| {})?;
+    safetensors::write(to.join("model.safetensors"), checkpoint.metadata(), tensors, &mut unwatched)?;
     Ok(())
 }
 

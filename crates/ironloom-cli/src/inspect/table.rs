@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use ironloom_core::format_bytes;
+use ironloom_core::{format_bytes, grouped};
 
 use super::report::{ModelReport, Part, Report, TokenizerReport};
-use crate::figures::{counted, grouped, short_count};
+use crate::figures::{counted, short_count};
 
 /// The whole report.
 pub(super) fn text(report: &Report) -> String {

@@ -12,6 +12,7 @@ mod resumption;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use ironloom_core::grouped;
 use ironloom_lm::{LoadOptions, Model};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
@@ -31,7 +32,6 @@ use self::{
 use crate::{
     console::{Console, Unit},
     failure::Outcome,
-    figures::grouped,
     interrupt::{self, Work},
     machine::MachineOptions,
 };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use ironloom_core::MemoryPlan;
+use ironloom_core::{MemoryPlan, grouped};
 use ironloom_lm::{
     Config,
     export::TextFiles,
@@ -29,7 +29,7 @@ use serde::Serialize;
 use super::config::{TokenizerTable, TrainConfig};
 use crate::{
     console::Console,
-    figures::{counted, grouped, short_count},
+    figures::{counted, short_count},
     loading,
 };
 

@@ -6,16 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ironloom_core::format_bytes;
+use ironloom_core::{format_bytes, grouped};
 use ironloom_train::{
     Meter, StepReport,
     run::{Event, load_range},
 };
 
-use crate::{
-    console::{Console, Progress, Unit},
-    figures::grouped,
-};
+use crate::console::{Console, Progress, Unit};
 
 /// Follows a run.
 pub(super) struct Follower<'a> {

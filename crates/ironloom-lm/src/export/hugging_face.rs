@@ -5,11 +5,11 @@
 //! against the file's own description before anything is written, since a wrong `config.json` makes a model that answers
 //! fluently and wrong.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use ironloom_core::{DType, Threads};
+use ironloom_core::{DType, Threads, replace_file};
 use ironloom_nn::RopeScaling;
-use ironloom_weights::{Checkpoint, Format, Metadata};
+use ironloom_weights::{Checkpoint, Format, Metadata, unwatched};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -45,15 +45,7 @@ pub fn to_hugging_face(checkpoint: &Checkpoint, folder: &Path) -> Result<ExportR
     }
     let ids = special_ids(checkpoint.metadata())?;
     let stored = checkpoint.info("token_embd.weight").map_or(DType::F32, |info| info.dtype);
-    let mut json = config_json(&target)?;
-    json.insert("torch_dtype".into(), torch_name(stored).into());
-    json.extend(ids.clone());
-    let json = Value::Object(json);
-    let reread = Config::from_json(&json)?;
-    if let Some(difference) = difference(&target, &reread) {
-        let what = format!("the model's {difference}");
-        return Err(refuse(what, FORMAT, "config.json has no entry that means it for this family"));
-    }
+    let json = config_json(&target, stored, ids.clone())?;
     let mut notes = Vec::new();
     let tokenizer = match tokenizer_files(checkpoint.metadata()) {
         Ok(files) => Some(files),
@@ -67,7 +59,7 @@ pub fn to_hugging_face(checkpoint: &Checkpoint, folder: &Path) -> Result<ExportR
     // Readers of the hub's files look for this entry.
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut |_| {})?;
+    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut unwatched)?;
     write_json(&folder.join("config.json"), &json)?;
     write_json(&folder.join("generation_config.json"), &Value::Object(ids))?;
     if let Some(files) = tokenizer {
@@ -95,7 +87,7 @@ pub(super) fn target(config: &Config) -> Result<Config> {
 }
 
 /// Which part of a configuration came back different.
-pub(super) fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
+fn difference(wanted: &Config, found: &Config) -> Option<&'static str> {
     let same = [
         ("family", wanted.architecture == found.architecture),
         ("vocabulary size", wanted.vocab_size == found.vocab_size),
@@ -113,8 +105,23 @@ pub(super) fn difference(wanted: &Config, found: &Config) -> Option<&'static str
     part.or_else(|| (wanted != found).then_some("configuration"))
 }
 
+/// The `config.json` of a model whose weights are `stored`, with the ids of its special tokens; read back and held against `config`.
+pub(super) fn config_json(config: &Config, stored: DType, ids: Map<String, Value>) -> Result<Value> {
+    let mut json = config_entries(config)?;
+    json.insert("torch_dtype".into(), torch_name(stored).into());
+    json.extend(ids);
+    let json = Value::Object(json);
+    match difference(config, &Config::from_json(&json)?) {
+        None => Ok(json),
+        Some(difference) => {
+            let reason = "config.json has no entry that means it for this family";
+            Err(refuse(format!("the model's {difference}"), FORMAT, reason))
+        }
+    }
+}
+
 /// The entries of `config.json`, but for the special tokens and the stored type.
-pub(super) fn config_json(config: &Config) -> Result<Map<String, Value>> {
+fn config_entries(config: &Config) -> Result<Map<String, Value>> {
     use Architecture::{Ernie45Moe, Gemma3, InternLm2, Llama, Mixtral, Qwen2Moe};
     let architecture = config.architecture;
     let mut json = Map::new();
@@ -311,13 +318,8 @@ pub(super) fn write_json(path: &Path, json: &Value) -> Result<()> {
     write_file(path, format!("{json:#}\n").as_bytes())
 }
 
-/// Writes beside the target and renames, so that a reader never finds half a file.
+/// Writes a file whole or not at all.
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let error = |source| ironloom_weights::Error::Write { path: path.to_owned(), source };
-    let partial = PathBuf::from(format!("{}.{}.partial", path.display(), std::process::id()));
-    let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    Ok(written.map_err(error)?)
+    Ok(replace_file(path, bytes).map_err(error)?)
 }

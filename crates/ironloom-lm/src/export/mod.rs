@@ -17,7 +17,7 @@ mod trained;
 mod types;
 mod weights;
 
-use std::path::Path;
+use std::{ops::ControlFlow, path::Path};
 
 use ironloom_core::{DType, Shape, Threads};
 use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
@@ -40,8 +40,8 @@ pub struct ExportOptions<'a> {
     pub mix: Mix,
     /// The threads that pack.
     pub threads: Threads,
-    /// Called after each tensor with the bytes written and all bytes to write.
-    pub progress: Option<&'a dyn Fn(u64, u64)>,
+    /// Called after each tensor with the bytes written and all bytes to write; where it breaks, the export is given up.
+    pub progress: Option<&'a dyn Fn(u64, u64) -> ControlFlow<()>>,
 }
 
 impl ExportOptions<'_> {
@@ -94,7 +94,7 @@ pub struct ExportReport {
 /// # Errors
 /// The model, its tokenizer or the type can't be written to GGUF ([`Error::NotExportable`] says what and why); the
 /// configuration isn't supported; tensors are missing or have other shapes than it says; a weight isn't a finite number or doesn't
-/// fit the type; the file cannot be written. `out` is then as it was.
+/// fit the type; the progress broke off ([`ironloom_weights::Error::Cancelled`]); the file cannot be written. `out` is then as it was.
 pub fn to_gguf(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions<'_>) -> Result<ExportReport> {
     let config = Config::from_checkpoint(checkpoint)?;
     let types = TypePolicy::new(options.dtype, options.mix, config.tied_embeddings, config.layers.len())?;
@@ -121,10 +121,9 @@ pub fn to_gguf(checkpoint: &Checkpoint, out: &Path, options: &ExportOptions<'_>)
     let mut tensors = plan.fixed;
     tensors.extend(plan.recipes.into_iter().map(|recipe| recipe.into_tensor(checkpoint, &options.threads)));
     let count = tensors.len();
-    ironloom_weights::gguf::write(out, &plan.metadata, tensors, &mut |progress| {
-        if let Some(show) = options.progress {
-            show(progress.bytes, progress.total_bytes);
-        }
+    ironloom_weights::gguf::write(out, &plan.metadata, tensors, &mut |progress| match options.progress {
+        Some(show) => show(progress.bytes, progress.total_bytes),
+        None => ControlFlow::Continue(()),
     })?;
     report(checkpoint, out, count, kept, plan.notes)
 }

@@ -9,11 +9,11 @@
 use std::path::Path;
 
 use ironloom_core::{DType, Shape};
-use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo};
+use ironloom_weights::{Checkpoint, Format, Metadata, NewTensor, TensorInfo, unwatched};
 use serde_json::{Map, Value, json};
 
 use super::{
-    hugging_face::{FORMAT, MAX_SHARD_BYTES, config_json, difference, special_ids, target, write_file, write_json},
+    hugging_face::{FORMAT, MAX_SHARD_BYTES, config_json, special_ids, target, write_file, write_json},
     refuse,
     tokenizer_json::tokenizer_files,
 };
@@ -109,15 +109,7 @@ pub fn write_trained(model: &Model, folder: &Path, text: &TextFiles) -> Result<(
     if matches!(config.architecture, Architecture::IronloomDense | Architecture::InternLm2) {
         config.architecture = Architecture::Llama;
     }
-    let mut json = config_json(&config)?;
-    json.insert("torch_dtype".into(), "float32".into());
-    json.extend(text.ids.clone());
-    let (json, width) = (Value::Object(json), config.width);
-    let reread = Config::from_json(&json)?;
-    if let Some(difference) = difference(&config, &reread) {
-        let reason = "config.json has no entry that means it for this family";
-        return Err(refuse(format!("the model's {difference}"), FORMAT, reason));
-    }
+    let (json, width) = (config_json(&config, DType::F32, text.ids.clone())?, config.width);
     let mut tensors: Vec<_> = model
         .parameters()
         .into_iter()
@@ -140,7 +132,7 @@ pub fn write_trained(model: &Model, folder: &Path, text: &TextFiles) -> Result<(
     tensors.extend(router_biases(&config));
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut |_| {})?;
+    ironloom_weights::safetensors::write_sharded(folder, &metadata, tensors, MAX_SHARD_BYTES, &mut unwatched)?;
     write_json(&folder.join("config.json"), &json)?;
     for (name, bytes) in &text.files {
         write_file(&folder.join(name), bytes)?;

@@ -180,11 +180,7 @@ impl Model {
         documents: &HeldDocuments,
         pass: &TrainingPass,
     ) -> Result<Tensor> {
-        let phases = self
-            .ropes
-            .iter()
-            .map(|(frequencies, factor)| ops::rope_phases(cx, frequencies, *factor, positions))
-            .collect::<ironloom_tensor::Result<Vec<_>>>()?;
+        let phases = self.rope_phases(cx, positions)?;
         let mut x = self.embedding.forward(cx, ids)?;
         for block in &self.blocks {
             let (phases, losses) = (&phases[block.rope], (pass.router, pass.share));

@@ -27,7 +27,7 @@ use std::{
     sync::Arc,
 };
 
-use ironloom_core::{HostBuffer, MappedFile};
+use ironloom_core::{HostBuffer, MappedFile, PartialFile};
 use ironloom_lm::text::Tokenizer;
 use serde::Deserialize;
 
@@ -36,7 +36,7 @@ use super::{
     documents::vocabulary_fingerprint,
     store::{Store, Tally, Width},
 };
-use crate::{Error, Result, partial_file::PartialFile};
+use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"IRONTOKS";
 const VERSION: u32 = 1;
@@ -90,7 +90,7 @@ impl TokenFileWriter {
         let vocab_size = fitting.ok_or(DataError::Vocabulary { vocab_size })?;
         let begin = || {
             let mut file = PartialFile::create(&path)?;
-            file.writer.write_all(&[0; HEAD])?;
+            file.write_all(&[0; HEAD])?;
             Ok(file)
         };
         let file = begin().map_err(|source| Error::Write { path: path.clone(), source })?;
@@ -123,7 +123,7 @@ impl TokenFileWriter {
         self.tally.push(document, place, self.vocab_size as usize)?;
         self.bytes.clear();
         document.ids.iter().for_each(|&id| self.width.write(id, &mut self.bytes));
-        let written = self.file.writer.write_all(&self.bytes);
+        let written = self.file.write_all(&self.bytes);
         written.map_err(|source| Error::Write { path: self.path.clone(), source })
     }
 
@@ -148,11 +148,11 @@ impl TokenFileWriter {
         let Self { path, mut file, width, tally, .. } = self;
         let complete = || -> io::Result<()> {
             let ids = tally.tokens * width.bytes();
-            file.writer.write_all(&[0; 8][..ids.next_multiple_of(8) - ids])?;
-            file.writer.write_all(&tally.ends)?;
-            file.writer.write_all(tally.learned.as_deref().unwrap_or_default())?;
-            file.writer.seek(SeekFrom::Start(0))?;
-            file.writer.write_all(&head)?;
+            file.write_all(&[0; 8][..ids.next_multiple_of(8) - ids])?;
+            file.write_all(&tally.ends)?;
+            file.write_all(tally.learned.as_deref().unwrap_or_default())?;
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(&head)?;
             file.finish()
         };
         complete().map_err(|source| Error::Write { path, source })

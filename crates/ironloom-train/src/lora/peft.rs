@@ -14,12 +14,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ironloom_core::DType;
-use ironloom_weights::{Metadata, NewTensor, TensorData, TensorInfo, safetensors};
+use ironloom_core::{DType, replace_file};
+use ironloom_weights::{Metadata, NewTensor, TensorData, TensorInfo, safetensors, unwatched};
 use serde_json::{Map, Value, json};
 
 use super::{ALL_LINEAR, LoraAdapter, LoraError, LoraMatrices, LoraOptions, targets};
-use crate::{Error, partial_file::replace_file};
+use crate::Error;
 
 /// The name of the configuration.
 pub const CONFIG_FILE: &str = "adapter_config.json";
@@ -55,7 +55,7 @@ pub fn save(folder: impl AsRef<Path>, adapter: &LoraAdapter) -> crate::Result<()
     }
     let mut metadata = Metadata::new();
     metadata.insert("format", "pt");
-    safetensors::write(folder.join(WEIGHTS_FILE), &metadata, tensors, &mut |_| {})?;
+    safetensors::write(folder.join(WEIGHTS_FILE), &metadata, tensors, &mut unwatched)?;
 
     let path = folder.join(CONFIG_FILE);
     let written = serde_json::to_vec_pretty(&config(adapter))

@@ -1,27 +1,34 @@
 //! Writes GGUF v3: the head from metadata and the list of tensors, then the data, tensor by tensor.
 
-use std::path::Path;
+use std::{
+    io::{self, Read, Write},
+    ops::ControlFlow,
+    path::Path,
+};
+
+use ironloom_core::PartialFile;
 
 use super::{MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NESTING, VERSION_WRITTEN, value_type};
 use crate::{
     Array, Error, Format, Metadata, NewTensor, Place, Progress, Result, TensorInfo, Value,
     layout::check_new,
-    output::{Meter, PartialFile},
+    output::{Meter, write_error, write_tensor},
 };
 
 /// Writes a GGUF v3 file of this metadata and these tensors, in their order, replacing a file of this name only when all is
-/// written. The alignment is the metadata's `general.alignment`, else 32. `progress` is called after each tensor.
+/// written. The alignment is the metadata's `general.alignment`, else 32. `progress` is called after each tensor;
+/// where it breaks, the write is given up.
 ///
 /// Nothing but the tensor being written is held in memory.
 ///
 /// # Errors
-/// A name is empty, too long or there twice; a tensor's type, shape or bytes don't fit the format; a tensor's maker fails; the
-/// file cannot be written. The target is then as it was.
+/// A name is empty, too long or there twice; a tensor's type, shape or bytes don't fit the format; a tensor's maker fails;
+/// [`Error::Cancelled`]; the file cannot be written. The target is then as it was.
 pub fn write(
     path: impl AsRef<Path>,
     metadata: &Metadata,
     tensors: Vec<NewTensor<'_>>,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let path = path.as_ref();
     let alignment = super::alignment(path, metadata)?;
@@ -57,19 +64,22 @@ pub fn write(
 
     let total = lengths.iter().fold(0u64, |sum, &length| sum.saturating_add(length as u64));
     let mut meter = Meter::new(progress, tensors.len(), total);
-    let mut file = PartialFile::create(path)?;
-    file.write(&head)?;
-    file.write_zeros(padding(head.len(), alignment))?;
+    let failed = write_error(path);
+    let mut file = PartialFile::create(path).map_err(failed)?;
+    file.write_all(&head).map_err(failed)?;
+    pad(&mut file, head.len(), alignment).map_err(failed)?;
     drop(head);
     for (tensor, length) in tensors.into_iter().zip(lengths) {
-        file.write_tensor(tensor, length, &mut meter)?;
-        file.write_zeros(padding(length, alignment))?;
+        write_tensor(&mut file, path, tensor, length, &mut meter)?;
+        pad(&mut file, length, alignment).map_err(failed)?;
     }
-    file.finish()
+    file.finish().map_err(failed)
 }
 
-fn padding(length: usize, alignment: usize) -> usize {
-    (alignment - length % alignment) % alignment
+/// Writes the zeros between `length` bytes and the next multiple of the alignment.
+fn pad(file: &mut PartialFile, length: usize, alignment: usize) -> io::Result<()> {
+    let zeros = (alignment - length % alignment) % alignment;
+    io::copy(&mut io::repeat(0).take(zeros as u64), file).map(drop)
 }
 
 fn push_string(out: &mut Vec<u8>, text: &str) {

@@ -1,15 +1,15 @@
 //! Writes safetensors: one file, or shards with an index.
 
-use std::path::Path;
+use std::{io::Write, ops::ControlFlow, path::Path};
 
-use ironloom_core::Shape;
+use ironloom_core::{PartialFile, Shape};
 use serde_json::json;
 
 use super::METADATA_NAME;
 use crate::{
     Error, Format, Metadata, NewTensor, Progress, Result, TensorInfo, Value,
     layout::check_new,
-    output::{Meter, PartialFile},
+    output::{Meter, write_error, write_tensor},
 };
 
 /// The name readers look for first in a folder.
@@ -19,23 +19,23 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Writes one safetensors file of these tensors, replacing a file of this name only when all is written. Tensors of wider
 /// elements come first, so that each starts at a multiple of its element size; within one width they keep their order.
-/// `progress` is called after each tensor.
+/// `progress` is called after each tensor; where it breaks, the write is given up.
 ///
 /// Nothing but the tensor being written is held in memory.
 ///
 /// # Errors
 /// Metadata are other than strings; a name is empty or there twice; a tensor's type, shape or bytes don't fit the format; a
-/// tensor's maker fails; the file cannot be written. The target is then as it was.
+/// tensor's maker fails; [`Error::Cancelled`]; the file cannot be written. The target is then as it was.
 pub fn write(
     path: impl AsRef<Path>,
     metadata: &Metadata,
     tensors: Vec<NewTensor<'_>>,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let path = path.as_ref();
     let tensors = checked(path, tensors)?;
     let mut meter = meter(&tensors, progress);
-    write_file(path, metadata, tensors, &mut meter)?.finish()
+    write_file(path, metadata, tensors, &mut meter)?.finish().map_err(write_error(path))
 }
 
 /// Writes a folder's `model.safetensors`, or, when the tensors together take more than `max_shard_bytes`, its
@@ -50,10 +50,10 @@ pub fn write_sharded(
     metadata: &Metadata,
     tensors: Vec<NewTensor<'_>>,
     max_shard_bytes: u64,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
     let folder = folder.as_ref();
-    std::fs::create_dir_all(folder).map_err(|source| Error::Write { path: folder.to_owned(), source })?;
+    std::fs::create_dir_all(folder).map_err(write_error(folder))?;
     let tensors = checked(folder, tensors)?;
     let mut meter = meter(&tensors, progress);
     let total = total_bytes(&tensors);
@@ -64,8 +64,8 @@ pub fn write_sharded(
         return Err(Error::InTheWay { path: in_the_way });
     }
     if single {
-        let tensors = shards.into_iter().flatten().collect();
-        return write_file(&folder.join(SINGLE_FILE), metadata, tensors, &mut meter)?.finish();
+        let (path, tensors) = (folder.join(SINGLE_FILE), shards.into_iter().flatten().collect());
+        return write_file(&path, metadata, tensors, &mut meter)?.finish().map_err(write_error(&path));
     }
 
     let (count, mut weight_map, mut files) = (shards.len(), serde_json::Map::new(), Vec::new());
@@ -74,19 +74,20 @@ pub fn write_sharded(
         for (tensor, _) in &tensors {
             weight_map.insert(tensor.info().name.clone(), name.clone().into());
         }
-        let mut file = write_file(&folder.join(&name), metadata, tensors, &mut meter)?;
-        file.sync()?;
-        files.push(file);
+        let path = folder.join(&name);
+        let file = write_file(&path, metadata, tensors, &mut meter)?.sync().map_err(write_error(&path))?;
+        files.push((path, file));
     }
-    let index_path = folder.join(INDEX_FILE);
+    let path = folder.join(INDEX_FILE);
     let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-    let mut index_file = PartialFile::create(&index_path)?;
-    index_file.write(&json_bytes(&index_path, &index, "\n")?)?;
-    index_file.sync()?;
-    for file in files {
-        file.finish()?;
+    let mut file = PartialFile::create(&path).map_err(write_error(&path))?;
+    file.write_all(&json_bytes(&path, &index, "\n")?).map_err(write_error(&path))?;
+    let file = file.sync().map_err(write_error(&path))?;
+    files.push((path, file));
+    for (path, file) in files {
+        file.take_name().map_err(write_error(&path))?;
     }
-    index_file.finish()
+    Ok(())
 }
 
 type Sized<'a> = (NewTensor<'a>, usize);
@@ -104,7 +105,7 @@ fn total_bytes(tensors: &[Sized<'_>]) -> u64 {
     tensors.iter().fold(0u64, |sum, (_, length)| sum.saturating_add(*length as u64))
 }
 
-fn meter<'a>(tensors: &[Sized<'_>], progress: &'a mut dyn FnMut(Progress<'_>)) -> Meter<'a> {
+fn meter<'a>(tensors: &[Sized<'_>], progress: &'a mut dyn FnMut(Progress<'_>) -> ControlFlow<()>) -> Meter<'a> {
     Meter::new(progress, tensors.len(), total_bytes(tensors))
 }
 
@@ -156,18 +157,19 @@ fn write_file(path: &Path, metadata: &Metadata, tensors: Vec<Sized<'_>>, meter: 
     let mut header = json_bytes(path, &header.into(), "")?;
     header.resize(header.len().next_multiple_of(8), b' ');
 
-    let mut file = PartialFile::create(path)?;
-    file.write(&(header.len() as u64).to_le_bytes())?;
-    file.write(&header)?;
+    let failed = write_error(path);
+    let mut file = PartialFile::create(path).map_err(failed)?;
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
+    file.write_all(&header).map_err(failed)?;
     for (tensor, length) in tensors {
-        file.write_tensor(tensor, length, meter)?;
+        write_tensor(&mut file, path, tensor, length, meter)?;
     }
     Ok(file)
 }
 
 fn json_bytes(path: &Path, value: &serde_json::Value, end: &str) -> Result<Vec<u8>> {
     let bytes = if end.is_empty() { serde_json::to_vec(value) } else { serde_json::to_vec_pretty(value) };
-    let mut bytes = bytes.map_err(|source| Error::Write { path: path.to_owned(), source: source.into() })?;
+    let mut bytes = bytes.map_err(|source| write_error(path)(source.into()))?;
     bytes.extend_from_slice(end.as_bytes());
     Ok(bytes)
 }

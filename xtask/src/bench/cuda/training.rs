@@ -7,9 +7,10 @@
 use anyhow::{Context as _, Result, ensure};
 use ironloom_lm::{Config, Model, RandomWeights};
 use ironloom_train::{
-    Trainer, TrainerOptions,
+    Trainer, TrainerOptions, card_rate,
     data::Batch,
     lora::{LoraAdapter, LoraOptions},
+    operations_per_token,
     optimizer::{AdamWOptions, OptimizerOptions},
 };
 use serde_json::json;
@@ -18,7 +19,7 @@ use super::card::Card;
 use crate::bench::{
     inputs::random_ids,
     measurement::{Kernel, Measurement, Work, seconds},
-    training::{operations_per_token, options},
+    training::options,
     training_shape::TrainingShape,
 };
 
@@ -29,9 +30,6 @@ pub(in crate::bench) struct Case {
     pub(in crate::bench) documents: usize,
     pub(in crate::bench) length: usize,
 }
-
-/// Operations a second of an H200 in dense bfloat16, by its data sheet.
-pub(crate) const DATA_SHEET_RATE: f64 = 989e12;
 
 /// Batches of the pool that steps take in turn.
 const POOL: usize = 8;
@@ -101,6 +99,8 @@ pub(crate) struct TrainingRun {
     length: usize,
     /// Counted for a token.
     operations: f64,
+    /// Operations a second of the card by its data sheet, where it is known.
+    rate: Option<f64>,
     trainer: Trainer,
     pool: Vec<Batch>,
     /// Of each step.
@@ -121,7 +121,7 @@ impl TrainingRun {
             Ok(Trainer::new(model, options)?.to_device(&card.device)?)
         })?;
         eprintln!("a model of {} parameters: made in {time:.1} s", config.parameters());
-        Ok(Self::of(trainer, config, documents, length, operations_per_token(config, length)))
+        Ok(Self::of(card, trainer, config, documents, length, operations_per_token(config, length)))
     }
 
     /// Adapters beside a frozen model of `weights`. No gradient of frozen weights is taken, so of three products with each two
@@ -139,10 +139,10 @@ impl TrainingRun {
         let adapter = LoraAdapter::new(&model, LoraOptions { targets, ..LoraOptions::default() }, None, 7)?;
         let trainer = Trainer::with_adapters(model, &adapter, options)?;
         let operations = operations_per_token(config, length) - 2.0 * config.active_parameters() as f64;
-        Ok(Self::of(trainer, config, documents, length, operations))
+        Ok(Self::of(card, trainer, config, documents, length, operations))
     }
 
-    fn of(trainer: Trainer, config: &Config, documents: usize, length: usize, operations: f64) -> Self {
+    fn of(card: &Card, trainer: Trainer, config: &Config, documents: usize, length: usize, operations: f64) -> Self {
         let tokens = documents * length;
         let ids = random_ids(config.vocab_size, POOL * tokens + 1);
         let targets: Vec<i64> = ids[1..].iter().map(|&id| i64::from(id)).collect();
@@ -152,8 +152,8 @@ impl TrainingRun {
             targets: targets.to_vec(),
             documents: vec![length; documents],
         });
-        let pool = pool.collect();
-        Self { config: config.clone(), documents, length, operations, trainer, pool, losses: Vec::new() }
+        let (pool, rate) = (pool.collect(), card_rate(&card.gpu.properties().name));
+        Self { config: config.clone(), documents, length, operations, rate, trainer, pool, losses: Vec::new() }
     }
 
     /// Tokens of a step.
@@ -161,9 +161,9 @@ impl TrainingRun {
         self.documents * self.length
     }
 
-    /// The share of the data sheet's rate at so many tokens a second.
-    pub(crate) fn utilization(&self, tokens_per_second: f64) -> f64 {
-        tokens_per_second * self.operations / DATA_SHEET_RATE
+    /// The share of the data sheet's rate at so many tokens a second, where the card is known.
+    pub(crate) fn utilization(&self, tokens_per_second: f64) -> Option<f64> {
+        self.rate.map(|rate| tokens_per_second * self.operations / rate)
     }
 
     /// Seconds of `count` steps.
@@ -203,10 +203,11 @@ impl TrainingRun {
             card.measure(Work::Operations(operations), shape, || Ok((count * tokens) as f64 / self.steps(count)?))?;
         let best = measured.values.iter().copied().fold(0.0, f64::max);
         let (first, last) = self.losses()?;
+        let mfu = self.utilization(best).zip(self.rate).map_or(String::new(), |(share, rate)| {
+            format!("MFU {:.1}% of {:.0} TFLOP/s, ", 100.0 * share, rate / 1e12)
+        });
         let notes = format!(
-            "MFU {:.1}% of {:.0} TFLOP/s, {:.2} ms a step; loss {first:.3}, after {} steps {last:.3}",
-            100.0 * self.utilization(best),
-            DATA_SHEET_RATE / 1e12,
+            "{mfu}{:.2} ms a step; loss {first:.3}, after {} steps {last:.3}",
             1e3 * tokens as f64 / best,
             self.losses.len(),
         );

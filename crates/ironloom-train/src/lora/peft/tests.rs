@@ -38,7 +38,7 @@ fn with_tensors(tensors: &[(&str, DType, &[usize])]) -> crate::Result<LoraAdapte
         let bytes = vec![0; info.bytes().unwrap()];
         NewTensor::new(info, bytes)
     });
-    safetensors::write(folder.path().join(WEIGHTS_FILE), &Metadata::new(), tensors.collect(), &mut |_| {}).unwrap();
+    safetensors::write(folder.path().join(WEIGHTS_FILE), &Metadata::new(), tensors.collect(), &mut unwatched).unwrap();
     load(folder.path())
 }
 
