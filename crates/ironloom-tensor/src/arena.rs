@@ -45,10 +45,7 @@ impl Arena {
     /// # Errors
     /// The device is the processor or has no room, or a matrix has another width.
     pub fn new(device: &Device, parameters: &[(Shape, bool)]) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let gpu = cuda.gpu().clone();
+        let gpu = device.card(NAME)?.gpu().clone();
         let mut places = vec![ArenaPlace { start: 0, elements: 0, decays: false }; parameters.len()];
         let (mut elements, mut decayed) = (0usize, 0);
         for decays in [true, false] {
@@ -65,11 +62,7 @@ impl Arena {
                 decayed = elements;
             }
         }
-        let cleared = |bytes: usize| -> Result<Buffer> {
-            let buffer = gpu.allocate_lasting(bytes, NAME)?;
-            gpu.clear(buffer.slice())?;
-            Ok(buffer)
-        };
+        let cleared = |bytes| gpu.allocate_cleared(bytes, NAME);
         let (values, operands, gradients) = (cleared(4 * elements)?, cleared(2 * elements)?, cleared(4 * elements)?);
         let parameters = places
             .iter()

@@ -107,6 +107,17 @@ impl Device {
         Ok(Self::Cuda(CudaDevice { gpu: Gpu::open(ordinal)?, threads, cublaslt: Arc::default() }))
     }
 
+    /// The graphics card, for what exists on none but such.
+    ///
+    /// # Errors
+    /// The device is the processor: the error names `operation`.
+    pub fn card(&self, operation: &'static str) -> Result<&CudaDevice> {
+        match self {
+            Self::Cpu(_) => Err(Error::NeedsCard { operation }),
+            Self::Cuda(cuda) => Ok(cuda),
+        }
+    }
+
     /// The threads that host work for this device may use.
     pub fn threads(&self) -> &Threads {
         match self {
@@ -221,7 +232,7 @@ impl<'a> Context<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Tensor, ops};
+    use crate::{Indices, Tensor, ops};
 
     #[test]
     fn an_operation_without_a_gradient_refuses_a_tape() {
@@ -231,5 +242,22 @@ mod tests {
         assert!(ops::concat_rows(&Context::inference(&device), parts()).is_ok());
         let error = ops::concat_rows(&Context::training(&device, &tape), parts()).unwrap_err();
         assert!(matches!(error, Error::NoGradient { operation: "concatenate rows" }));
+    }
+
+    #[test]
+    fn what_is_on_cards_only_says_how_to_get_one() {
+        let device = Device::cpu(1);
+        let errors = [
+            device.card("a profile").unwrap_err(),
+            Indices::lasting(&device, 3).unwrap_err(),
+            ops::KvTable::new(&device, 1, &[], 8).unwrap_err(),
+            ops::NextIds::new(&device, 1, 8).unwrap_err(),
+        ];
+        for (error, operation) in errors.into_iter().zip(["a profile", "whole numbers", "the table", "next ids"]) {
+            assert!(matches!(error, Error::NeedsCard { .. }));
+            let message = error.to_string();
+            assert!(message.starts_with(operation), "{message}");
+            assert!(message.ends_with("and the device is the processor: open a card with Device::cuda"), "{message}");
+        }
     }
 }

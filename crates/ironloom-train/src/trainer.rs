@@ -325,9 +325,9 @@ impl Trainer {
     pub fn profile(&mut self, batches: &[Batch]) -> Result<Vec<KernelTime>> {
         self.step(batches)?;
         let pass = self.pass();
-        let device = self.model.device().describe();
         let Self { model, card, .. } = self;
-        card.as_mut().ok_or(Error::DeviceNotSupported { device })?.profile(model, pass)
+        let card = card.as_mut().ok_or(ironloom_tensor::Error::NeedsCard { operation: "a profile of a step" })?;
+        card.profile(model, pass)
     }
 
     /// Moves every parameter that has a gradient.

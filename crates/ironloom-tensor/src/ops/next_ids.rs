@@ -47,15 +47,8 @@ impl NextIds {
     /// # Errors
     /// The device is the processor, or has no room.
     pub fn new(device: &Device, rows: usize, vocabulary: usize) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let gpu = cuda.gpu().clone();
-        let cleared = |bytes: usize| -> Result<Buffer> {
-            let buffer = gpu.allocate_lasting(bytes, NAME)?;
-            gpu.clear(buffer.slice())?;
-            Ok(buffer)
-        };
+        let gpu = device.card(NAME)?.gpu().clone();
+        let cleared = |bytes| gpu.allocate_cleared(bytes, NAME);
         let options = gpu.upload(bytemuck::cast_slice(&vec![SampleOptions::GREEDY; rows]), NAME)?;
         Ok(Self {
             rows,
