@@ -22,7 +22,6 @@ pub struct Arena {
     places: Vec<ArenaPlace>,
     parameters: Vec<Tensor>,
     elements: usize,
-    decayed: usize,
 }
 
 /// Where a parameter lies in an [`Arena`], in elements.
@@ -47,7 +46,7 @@ impl Arena {
     pub fn new(device: &Device, parameters: &[(Shape, bool)]) -> Result<Self> {
         let gpu = device.card(NAME)?.gpu().clone();
         let mut places = vec![ArenaPlace { start: 0, elements: 0, decays: false }; parameters.len()];
-        let (mut elements, mut decayed) = (0usize, 0);
+        let mut elements = 0usize;
         for decays in [true, false] {
             for (place, (shape, _)) in places.iter_mut().zip(parameters).filter(|(_, (_, wanted))| *wanted == decays) {
                 let width = shape.dims().last().copied().unwrap_or(1);
@@ -57,9 +56,6 @@ impl Arena {
                 *place = ArenaPlace { start: elements, elements: shape.elements()?, decays };
                 let end = elements.checked_add(place.elements).ok_or(ironloom_core::Error::SizeOverflow)?;
                 elements = end.next_multiple_of(ARENA_ALIGNMENT);
-            }
-            if decays {
-                decayed = elements;
             }
         }
         let cleared = |bytes| gpu.allocate_cleared(bytes, NAME);
@@ -73,7 +69,7 @@ impl Arena {
                     .with_twin(operands.clone())
             })
             .collect();
-        Ok(Self { gpu, values, operands, gradients, places, parameters, elements, decayed })
+        Ok(Self { gpu, values, operands, gradients, places, parameters, elements })
     }
 
     /// Parameter `number`, in the order of [`Arena::new`].
@@ -144,11 +140,6 @@ impl Arena {
     /// Elements of each of the three pieces of memory, a multiple of [`ARENA_ALIGNMENT`].
     pub fn elements(&self) -> usize {
         self.elements
-    }
-
-    /// Those of them, from the start, that weight decay is for.
-    pub fn decayed(&self) -> usize {
-        self.decayed
     }
 
     /// All parameters, in single precision.

@@ -41,11 +41,6 @@ impl CudaDevice {
         &self.gpu
     }
 
-    /// Whether products of many rows go to cuBLASLt; our own kernel serves where it is not installed.
-    pub fn has_cublaslt(&self) -> bool {
-        self.cublaslt().is_some()
-    }
-
     /// A product of many rows.
     pub(crate) fn product(&self, call: &Product<'_>) -> Result<()> {
         match self.cublaslt() {
