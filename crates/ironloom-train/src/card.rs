@@ -24,7 +24,7 @@ use ironloom_tensor::{
 use self::state::{PartKind, StateRun};
 use crate::{
     Error, Result, SavedTensor, SavedValues,
-    optimizer::{OptimizerOptions, Role},
+    optimizer::{OptimizerOptions, ParameterRole},
 };
 
 /// What changes from step to step.
@@ -72,7 +72,7 @@ pub(crate) struct CardTrainer {
 struct Named {
     name: String,
     shape: Vec<usize>,
-    role: Role,
+    role: ParameterRole,
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl CardTrainer {
             .map(|parameter| Named {
                 name: parameter.name.clone(),
                 shape: parameter.values.shape().dims().to_vec(),
-                role: crate::trainer::role(parameter.role),
+                role: parameter.role,
             })
             .collect();
         let arena = model.move_parameters(device)?;

@@ -21,7 +21,7 @@ use crate::{
     clip_factor,
     data::{Batch, counted},
     lora::{LoraAdapter, LoraOptions, check_for_card},
-    optimizer::{Optimizer, OptimizerOptions, Parameter, Role, Step},
+    optimizer::{Optimizer, OptimizerOptions, Parameter, Step},
 };
 
 /// How steps are taken.
@@ -287,7 +287,7 @@ impl Trainer {
             None => 1.0,
         };
         let step = Step { number: self.step, learning_rate: report.learning_rate as f32, gradient_factor };
-        let roles: Vec<Role> = parameters.iter().map(|parameter| role(parameter.role)).collect();
+        let roles: Vec<ParameterRole> = parameters.iter().map(|parameter| parameter.role).collect();
         drop(parameters);
         self.update(&step, &roles)?;
         Ok(report)
@@ -331,12 +331,12 @@ impl Trainer {
     }
 
     /// Moves every parameter that has a gradient.
-    fn update(&mut self, step: &Step, roles: &[Role]) -> Result<()> {
+    fn update(&mut self, step: &Step, roles: &[ParameterRole]) -> Result<()> {
         let Self { model, optimizer, average, gradients, .. } = self;
         let threads = model.device().threads().clone();
         let (mut roles, mut failure) = (roles.iter(), None);
         model.update(|name, values| {
-            let role = roles.next().copied().unwrap_or(Role::Vector);
+            let role = roles.next().copied().unwrap_or(ParameterRole::Vector);
             if failure.is_some() {
                 return Ok(());
             }
@@ -501,15 +501,6 @@ fn prefixed<'a>(prefix: &str, tensor: SavedTensor<'a>) -> SavedTensor<'a> {
 
 fn rows(batch: &Batch) -> TrainingRows<'_> {
     TrainingRows { ids: &batch.ids, targets: &batch.targets, documents: &batch.documents }
-}
-
-pub(crate) fn role(role: ParameterRole) -> Role {
-    match role {
-        ParameterRole::Embedding => Role::Embedding,
-        ParameterRole::Head => Role::Head,
-        ParameterRole::Matrix => Role::Matrix,
-        ParameterRole::Vector => Role::Vector,
-    }
 }
 
 /// Adds a batch's part to a step's mean loads.
