@@ -230,7 +230,7 @@ impl Weight {
                 Err(Error::Device { operation, expected: "a graphics card", found: "a weight on the processor" })
             }
             Form::Dense(_) => {
-                Err(Error::Device { operation, expected: "a graphics card", found: "a dense weight on the processor" })
+                Err(Error::Device { operation, expected: "a graphics card, packed", found: "a dense weight" })
             }
         }
     }
