@@ -5,7 +5,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ironloom_core::{DType, Threads};
-use ironloom_quant::{PackedMatrix, Product, WeightFormat, matmul, pack};
+use ironloom_quant::{PackedMatrix, Product, StoredMatrix, WeightFormat, matmul, pack};
 
 const SHAPES: [(usize, usize); 3] = [(1024, 1024), (2816, 1024), (1024, 2816)];
 const FORMATS: [(DType, WeightFormat); 6] = [
@@ -25,7 +25,8 @@ fn products(criterion: &mut Criterion) {
         for (dtype, format) in FORMATS {
             let bytes = pack(dtype, &values).expect("finite weights");
             let build = || {
-                PackedMatrix::from_stored(dtype, &bytes, rows, cols, None, format, &threads).expect("a valid matrix")
+                let stored = StoredMatrix { dtype, bytes: &bytes, rows, cols, row_order: None };
+                PackedMatrix::from_stored(&stored, format, &threads).expect("a valid matrix")
             };
             let matrix = build();
             let (name, size) = (matrix.name(), matrix.bytes());

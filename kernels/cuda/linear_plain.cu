@@ -1,7 +1,7 @@
 // The slow product: out [n, rows] (+)= x W^T + bias, for weights W [rows, cols] as the file stores them (blocks.cuh).
 //
-// It serves the types that have no tile form, so that every model runs; the fast products are those of linear.cu. x is a
-// SPLIT operand [n, 2, cols], out and bias are f32.
+// It serves the types that have no tile form, so that every model runs; the fast products are those of linear/product.cuh. x
+// is a SPLIT operand [n, 2, cols], out and bias are f32.
 //
 // A warp has one output feature and up to eight rows of x at a time: lane l takes columns 8 (l + 32 k) for k = 0, 1, ..,
 // unpacks their weights once for the eight rows, and adds products to one f32 accumulator a row; then the lanes' sums are

@@ -226,6 +226,16 @@ impl Gpu {
         })
     }
 
+    /// Lasting memory that holds zeros.
+    ///
+    /// # Errors
+    /// There is no room: the error names `operation`.
+    pub fn allocate_cleared(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
+        let buffer = self.allocate_lasting(bytes, operation)?;
+        self.clear(buffer.slice())?;
+        Ok(buffer)
+    }
+
     /// Lasting memory that holds `bytes`.
     ///
     /// # Errors

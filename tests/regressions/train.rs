@@ -9,7 +9,7 @@ use ironloom_train::{
         Batch, Document, DocumentsBuilder, IGNORED, Loader, LoaderOptions, Order, Overlong, Packing, Place, Share,
         counted,
     },
-    optimizer::{AdamWOptions, LionOptions, MuonOptions, Optimizer, OptimizerOptions, Parameter, Role, Step},
+    optimizer::{AdamWOptions, LionOptions, MuonOptions, Optimizer, OptimizerOptions, Parameter, ParameterRole, Step},
 };
 
 /// Weights held in 16 bits do not move: a step of a millionth is far below half their spacing, and every optimizer ran on without
@@ -30,7 +30,7 @@ fn pytorch_120376_weights_move_at_a_rate_of_a_millionth() {
         let (mut optimizer, mut weights) = (Optimizer::new(options.clone()).unwrap(), start.clone());
         for number in 1..=steps {
             let step = Step { number, learning_rate: rate, gradient_factor: 1.0 };
-            let parameter = Parameter::new("embed", &[64, 128], Role::Embedding);
+            let parameter = Parameter::new("embed", &[64, 128], ParameterRole::Embedding);
             optimizer.update(&threads, &step, &parameter, &mut weights, &vec![0.3; elements]).unwrap();
         }
         let moved = mean(&weights) - mean(&start);
@@ -55,7 +55,7 @@ fn torchao_1124_weight_decay_moves_weights_at_a_small_rate() {
         let (mut optimizer, mut weights) = (Optimizer::new(options.clone()).unwrap(), start.clone());
         for number in 1..=steps {
             let step = Step { number, learning_rate: rate, gradient_factor: 1.0 };
-            let parameter = Parameter::new("w", &[4096], Role::Matrix);
+            let parameter = Parameter::new("w", &[4096], ParameterRole::Matrix);
             optimizer.update(&threads, &step, &parameter, &mut weights, &vec![0.0; elements]).unwrap();
         }
         let expected = (1.0 - 1e-7f64).powi(steps as i32) - 1.0;

@@ -114,9 +114,10 @@ impl CudaSteps {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let mut history = 0;
         if options.has_penalties() {
-            let Device::Cuda(cuda) = &self.device else { return Err(Error::EmptySession) };
-            let buffer = cuda.gpu().allocate_lasting(4 * (self.context + 1), "ids so far").map_err(failed)?;
-            cuda.gpu().write(buffer.slice(), bytemuck::cast_slice(row.ids)).map_err(failed)?;
+            const NAME: &str = "ids so far";
+            let gpu = self.device.card(NAME).map_err(failed)?.gpu();
+            let buffer = gpu.allocate_lasting(4 * (self.context + 1), NAME).map_err(failed)?;
+            gpu.write(buffer.slice(), bytemuck::cast_slice(row.ids)).map_err(failed)?;
             history = buffer.slice().address();
             self.histories.push(buffer);
         }

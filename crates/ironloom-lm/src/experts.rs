@@ -39,7 +39,7 @@ impl Experts {
     /// `residual` plus the block's output, and the router's own losses, weighted and scaled, on the tape.
     ///
     /// # Errors
-    /// A shape does not fit, or the device is not the processor.
+    /// A shape does not fit, or experts with adapters are on a graphics card.
     pub fn forward_training(
         &self,
         cx: &Context,

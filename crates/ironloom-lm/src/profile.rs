@@ -3,7 +3,7 @@
 use ironloom_kernels::KernelTime;
 use ironloom_nn::Span;
 use ironloom_tensor::{
-    Context, Device, Path,
+    Context, Path,
     ops::{Choose, KvTable, NextIds, TableRow},
 };
 
@@ -17,9 +17,7 @@ impl Model {
     /// # Errors
     /// Those of [`Model::forward`]; the model is on the processor.
     pub fn profile(&self, ids: &[u32], spans: &mut [Span<'_>]) -> Result<Vec<KernelTime>> {
-        let Device::Cuda(cuda) = &self.device else {
-            return Err(ironloom_tensor::Error::NoKernel { operation: "a profile", device: "the processor" }.into());
-        };
+        let gpu = self.device.card("a profile")?.gpu();
         let cx = Context::inference(&self.device);
         let rows: usize = spans.iter().map(|span| span.rows).sum();
         if rows != ids.len() {
@@ -28,7 +26,7 @@ impl Model {
         let Some(first) = spans.first() else { return Ok(Vec::new()) };
         if rows > FEW_ROWS {
             let lengths: Vec<usize> = spans.iter().map(|span| span.cache.len()).collect();
-            return cuda.gpu().profile(|| {
+            return gpu.profile(|| {
                 let passed = self.forward(&cx, ids, spans, LogitRows::Last).map(drop);
                 spans.iter_mut().zip(&lengths).for_each(|(span, &length)| span.cache.truncate(length));
                 passed
@@ -48,7 +46,7 @@ impl Model {
             }
         }
         let cx = cx.with_path(Path::Few);
-        cuda.gpu().profile(|| {
+        gpu.profile(|| {
             // The choice moves the rows of the table one position on.
             table.set(&entries)?;
             Ok(next.choose(&self.table_pass(&cx, &table)?, &table, Choose::Largest)?)

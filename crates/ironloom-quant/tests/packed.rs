@@ -3,7 +3,7 @@
 
 use half::f16;
 use ironloom_core::{DType, Philox, SimdLevel, Threads};
-use ironloom_quant::{Error, PackedMatrix, Product, WeightFormat, matmul, packed::matmul_at, unpack};
+use ironloom_quant::{Error, PackedMatrix, Product, StoredMatrix, WeightFormat, matmul, packed::matmul_at, unpack};
 
 /// Every way to hold a matrix: what is stored, and how it is held.
 const FORMATS: [(DType, WeightFormat); 16] = [
@@ -97,7 +97,8 @@ fn kept_weights_are_exactly_the_stored_ones_in_the_order_asked_for() {
         let (rows, cols) = (37, 512);
         let bytes = stored(dtype, rows, cols);
         let order: Vec<u32> = (0..rows as u32).map(|row| (row * 5 + 3) % rows as u32).collect();
-        let matrix = PackedMatrix::from_stored(dtype, &bytes, rows, cols, Some(&order), format, &threads).unwrap();
+        let source = StoredMatrix { dtype, bytes: &bytes, rows, cols, row_order: Some(&order) };
+        let matrix = PackedMatrix::from_stored(&source, format, &threads).unwrap();
         let mut expected = vec![0.0; rows * cols];
         unpack(dtype, &bytes, &mut expected).unwrap();
         for (row, weights) in weights(&matrix).chunks(cols).enumerate() {
@@ -120,7 +121,8 @@ fn packed_sizes_stay_near_the_files() {
     ] {
         let (rows, cols) = (64, 2048);
         let bytes = stored(dtype, rows, cols);
-        let matrix = PackedMatrix::from_stored(dtype, &bytes, rows, cols, None, WeightFormat::Keep, &threads).unwrap();
+        let source = StoredMatrix { dtype, bytes: &bytes, rows, cols, row_order: None };
+        let matrix = PackedMatrix::from_stored(&source, WeightFormat::Keep, &threads).unwrap();
         // Less the cache line that kernels may read into.
         let ratio = (matrix.bytes() - 64) as f64 / bytes.len() as f64;
         assert!(ratio <= most, "{dtype}: {ratio:.3} of the file's size");
@@ -173,8 +175,9 @@ fn sizes_that_do_not_agree_are_errors() {
 #[test]
 fn bad_stored_matrices_are_errors() {
     let threads = Threads::new(1);
-    let pack = |dtype, bytes: &[u8], rows, cols, order: Option<&[u32]>| {
-        PackedMatrix::from_stored(dtype, bytes, rows, cols, order, WeightFormat::Keep, &threads).map(|_| ())
+    let pack = |dtype, bytes: &[u8], rows, cols, row_order: Option<&[u32]>| {
+        let source = StoredMatrix { dtype, bytes, rows, cols, row_order };
+        PackedMatrix::from_stored(&source, WeightFormat::Keep, &threads).map(|_| ())
     };
     let bytes = stored(DType::Q4_1, 2, 64);
     assert!(pack(DType::Q4_1, &bytes, 2, 64, None).is_ok());
@@ -211,7 +214,8 @@ fn columns(dtype: DType) -> Vec<usize> {
 
 fn packed(dtype: DType, format: WeightFormat, rows: usize, cols: usize) -> PackedMatrix {
     let bytes = stored(dtype, rows, cols);
-    PackedMatrix::from_stored(dtype, &bytes, rows, cols, None, format, &Threads::new(2)).unwrap()
+    let source = StoredMatrix { dtype, bytes: &bytes, rows, cols, row_order: None };
+    PackedMatrix::from_stored(&source, format, &Threads::new(2)).unwrap()
 }
 
 /// Random stored weights: random codes with sensible FP16 scales.

@@ -22,7 +22,6 @@ pub struct Arena {
     places: Vec<ArenaPlace>,
     parameters: Vec<Tensor>,
     elements: usize,
-    decayed: usize,
 }
 
 /// Where a parameter lies in an [`Arena`], in elements.
@@ -45,12 +44,9 @@ impl Arena {
     /// # Errors
     /// The device is the processor or has no room, or a matrix has another width.
     pub fn new(device: &Device, parameters: &[(Shape, bool)]) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let gpu = cuda.gpu().clone();
+        let gpu = device.card(NAME)?.gpu().clone();
         let mut places = vec![ArenaPlace { start: 0, elements: 0, decays: false }; parameters.len()];
-        let (mut elements, mut decayed) = (0usize, 0);
+        let mut elements = 0usize;
         for decays in [true, false] {
             for (place, (shape, _)) in places.iter_mut().zip(parameters).filter(|(_, (_, wanted))| *wanted == decays) {
                 let width = shape.dims().last().copied().unwrap_or(1);
@@ -61,15 +57,8 @@ impl Arena {
                 let end = elements.checked_add(place.elements).ok_or(ironloom_core::Error::SizeOverflow)?;
                 elements = end.next_multiple_of(ARENA_ALIGNMENT);
             }
-            if decays {
-                decayed = elements;
-            }
         }
-        let cleared = |bytes: usize| -> Result<Buffer> {
-            let buffer = gpu.allocate_lasting(bytes, NAME)?;
-            gpu.clear(buffer.slice())?;
-            Ok(buffer)
-        };
+        let cleared = |bytes| gpu.allocate_cleared(bytes, NAME);
         let (values, operands, gradients) = (cleared(4 * elements)?, cleared(2 * elements)?, cleared(4 * elements)?);
         let parameters = places
             .iter()
@@ -80,7 +69,7 @@ impl Arena {
                     .with_twin(operands.clone())
             })
             .collect();
-        Ok(Self { gpu, values, operands, gradients, places, parameters, elements, decayed })
+        Ok(Self { gpu, values, operands, gradients, places, parameters, elements })
     }
 
     /// Parameter `number`, in the order of [`Arena::new`].
@@ -151,11 +140,6 @@ impl Arena {
     /// Elements of each of the three pieces of memory, a multiple of [`ARENA_ALIGNMENT`].
     pub fn elements(&self) -> usize {
         self.elements
-    }
-
-    /// Those of them, from the start, that weight decay is for.
-    pub fn decayed(&self) -> usize {
-        self.decayed
     }
 
     /// All parameters, in single precision.

@@ -41,11 +41,6 @@ impl CudaDevice {
         &self.gpu
     }
 
-    /// Whether products of many rows go to cuBLASLt; our own kernel serves where it is not installed.
-    pub fn has_cublaslt(&self) -> bool {
-        self.cublaslt().is_some()
-    }
-
     /// A product of many rows.
     pub(crate) fn product(&self, call: &Product<'_>) -> Result<()> {
         match self.cublaslt() {
@@ -105,6 +100,17 @@ impl Device {
     pub fn cuda(ordinal: usize, threads: usize) -> Result<Self> {
         let threads = if threads == 0 { Threads::all() } else { Threads::new(threads) };
         Ok(Self::Cuda(CudaDevice { gpu: Gpu::open(ordinal)?, threads, cublaslt: Arc::default() }))
+    }
+
+    /// The graphics card, for what exists on none but such.
+    ///
+    /// # Errors
+    /// The device is the processor: the error names `operation`.
+    pub fn card(&self, operation: &'static str) -> Result<&CudaDevice> {
+        match self {
+            Self::Cpu(_) => Err(Error::NeedsCard { operation }),
+            Self::Cuda(cuda) => Ok(cuda),
+        }
     }
 
     /// The threads that host work for this device may use.
@@ -221,7 +227,7 @@ impl<'a> Context<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Tensor, ops};
+    use crate::{Indices, Tensor, ops};
 
     #[test]
     fn an_operation_without_a_gradient_refuses_a_tape() {
@@ -231,5 +237,22 @@ mod tests {
         assert!(ops::concat_rows(&Context::inference(&device), parts()).is_ok());
         let error = ops::concat_rows(&Context::training(&device, &tape), parts()).unwrap_err();
         assert!(matches!(error, Error::NoGradient { operation: "concatenate rows" }));
+    }
+
+    #[test]
+    fn what_is_on_cards_only_says_how_to_get_one() {
+        let device = Device::cpu(1);
+        let errors = [
+            device.card("a profile").unwrap_err(),
+            Indices::lasting(&device, 3).unwrap_err(),
+            ops::KvTable::new(&device, 1, &[], 8).unwrap_err(),
+            ops::NextIds::new(&device, 1, 8).unwrap_err(),
+        ];
+        for (error, operation) in errors.into_iter().zip(["a profile", "whole numbers", "the table", "next ids"]) {
+            assert!(matches!(error, Error::NeedsCard { .. }));
+            let message = error.to_string();
+            assert!(message.starts_with(operation), "{message}");
+            assert!(message.ends_with("and the device is the processor: open a card with Device::cuda"), "{message}");
+        }
     }
 }

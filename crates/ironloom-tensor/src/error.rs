@@ -107,6 +107,12 @@ pub enum Error {
         /// The device.
         device: &'static str,
     },
+    /// What was asked for exists on graphics cards only.
+    #[error("{operation}: only on a graphics card, and the device is the processor: open a card with Device::cuda")]
+    NeedsCard {
+        /// What was asked for.
+        operation: &'static str,
+    },
     /// A width is no multiple of what the device's products read at a time.
     #[error(
         "{operation} takes matrices whose width is a multiple of {multiple}, and one is {found} wide: run it on the processor"

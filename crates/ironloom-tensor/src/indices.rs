@@ -39,12 +39,7 @@ impl Indices {
     /// The device is the processor, or has no room.
     pub fn lasting(device: &Device, count: usize) -> Result<Self> {
         const NAME: &str = "whole numbers of rows";
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let buffer = cuda.gpu().allocate_lasting(4 * count, NAME)?;
-        cuda.gpu().clear(buffer.slice())?;
-        Ok(Self::on_cuda(buffer, count))
+        Ok(Self::on_cuda(device.card(NAME)?.gpu().allocate_cleared(4 * count, NAME)?, count))
     }
 
     /// Sets all of the numbers, u32 or i32.
@@ -54,10 +49,7 @@ impl Indices {
     pub fn set<T: bytemuck::NoUninit>(&self, device: &Device, values: &[T]) -> Result<()> {
         const NAME: &str = "setting whole numbers of rows";
         crate::error::expect_count(NAME, "the number of bytes", 4 * self.len(), size_of_val(values))?;
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        Ok(cuda.gpu().write(self.cuda(NAME)?, bytemuck::cast_slice(values))?)
+        Ok(device.card(NAME)?.gpu().write(self.cuda(NAME)?, bytemuck::cast_slice(values))?)
     }
 
     /// Numbers in memory of a graphics card that change between the replays of a graph: u32, or i32 with -1 for rows that

@@ -34,6 +34,7 @@ pub use arena::{ARENA_ALIGNMENT, Arena, ArenaPlace};
 pub use device::{Context, CpuDevice, CudaDevice, Device, Path};
 pub use error::{Error, Result};
 pub use indices::Indices;
+pub use ironloom_quant::StoredMatrix;
 pub use tape::{Gradients, Tape, TensorId};
 pub use tensor::Tensor;
-pub use weight::{StoredMatrix, Weight};
+pub use weight::Weight;

@@ -280,6 +280,11 @@ impl<'a> Context<'a> {
         let slots = inputs.map(|input| tape.slot(input));
         slots.iter().any(Option::is_some).then_some((tape, slots))
     }
+
+    /// Where the gradient of one input goes, if a tape records and it needs one.
+    pub(crate) fn slot(&self, input: &Tensor) -> Option<Slot> {
+        self.tape?.slot(input)
+    }
 }
 
 /// Gradients by tensor. Those of watched tensors stay, and further backward passes add to them, until [`Gradients::begin_step`].

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use ironloom_core::DType;
 use ironloom_kernels::{Buffer, Gpu, Slice, TileFormat, WeightLayout};
-use ironloom_quant::{DeviceFormat, PackedMatrix, TileFormat as PackedTiles, TiledMatrix, WeightFormat};
+use ironloom_quant::{DeviceFormat, PackedMatrix, StoredMatrix, TileFormat as PackedTiles, TiledMatrix, WeightFormat};
 
 use crate::{Device, Error, Result, Tensor, error::expect_count};
 
@@ -31,21 +30,6 @@ pub(crate) struct CudaMatrix {
     /// Where it starts in the buffer.
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
-}
-
-/// What a file holds of a matrix.
-#[derive(Clone, Copy, Debug)]
-pub struct StoredMatrix<'a> {
-    /// The element type.
-    pub dtype: DType,
-    /// The rows, one after the other.
-    pub bytes: &'a [u8],
-    /// How many rows the matrix has.
-    pub rows: usize,
-    /// How many columns it has.
-    pub cols: usize,
-    /// Which stored row each row is; in order where it says nothing.
-    pub row_order: Option<&'a [u32]>,
 }
 
 impl Weight {
@@ -116,14 +100,10 @@ impl Weight {
     /// # Errors
     /// The bytes are not the matrix, the type cannot be packed so, or the device has no room.
     pub fn from_stored(device: &Device, stored: &StoredMatrix<'_>, format: WeightFormat) -> Result<Self> {
-        let StoredMatrix { dtype, bytes, rows, cols, row_order } = *stored;
         Ok(match device {
-            Device::Cpu(cpu) => {
-                Self::cpu(PackedMatrix::from_stored(dtype, bytes, rows, cols, row_order, format, &cpu.threads)?)
-            }
+            Device::Cpu(cpu) => Self::cpu(PackedMatrix::from_stored(stored, format, &cpu.threads)?),
             Device::Cuda(cuda) => {
-                let tiled = TiledMatrix::from_stored(dtype, bytes, rows, cols, row_order, format, device.threads())?;
-                Self::upload(cuda.gpu(), &tiled)?
+                Self::upload(cuda.gpu(), &TiledMatrix::from_stored(stored, format, device.threads())?)?
             }
         })
     }
@@ -250,7 +230,7 @@ impl Weight {
                 Err(Error::Device { operation, expected: "a graphics card", found: "a weight on the processor" })
             }
             Form::Dense(_) => {
-                Err(Error::Device { operation, expected: "a graphics card", found: "a dense weight on the processor" })
+                Err(Error::Device { operation, expected: "a graphics card, packed", found: "a dense weight" })
             }
         }
     }

@@ -17,14 +17,14 @@ use std::collections::HashMap;
 use ironloom_kernels::{self as kernels, Buffer, Gpu, Graph, JudgeStep, StepLimits, StepResult, StepValues};
 use ironloom_lm::{CardRows, FeedForwardConfig, KernelTime, Model, TrainingPass, TrainingRows};
 use ironloom_tensor::{
-    Arena, Context, CudaDevice, Device, Gradients, Tape, Tensor,
+    Arena, Context, Device, Gradients, Tape, Tensor,
     ops::{Figures, PassNumbers},
 };
 
 use self::state::{PartKind, StateRun};
 use crate::{
     Error, Result, SavedTensor, SavedValues,
-    optimizer::{OptimizerOptions, Role},
+    optimizer::{OptimizerOptions, ParameterRole},
 };
 
 /// What changes from step to step.
@@ -72,7 +72,7 @@ pub(crate) struct CardTrainer {
 struct Named {
     name: String,
     shape: Vec<usize>,
-    role: Role,
+    role: ParameterRole,
 }
 
 #[derive(Debug)]
@@ -101,14 +101,14 @@ impl CardTrainer {
         optimizer: &OptimizerOptions,
         average_decay: Option<f64>,
     ) -> Result<Self> {
-        let gpu = card_of(device)?.gpu().clone();
+        let gpu = device.card(NAME)?.gpu().clone();
         let parameters: Vec<Named> = model
             .parameters()
             .iter()
             .map(|parameter| Named {
                 name: parameter.name.clone(),
                 shape: parameter.values.shape().dims().to_vec(),
-                role: crate::trainer::role(parameter.role),
+                role: parameter.role,
             })
             .collect();
         let arena = model.move_parameters(device)?;
@@ -232,7 +232,7 @@ impl CardTrainer {
     fn launch(&mut self, model: &Model, of_step: TrainingPass) -> Result<()> {
         let Self { gpu, device, arena, gradients, figures, passes, .. } = self;
         let (partial, values, limits, result) = (&self.partial, &self.values, &self.limits, &self.result);
-        let (runs, average, optimizer, cuda) = (&self.runs, &self.average, &self.optimizer, card_of(device)?);
+        let (runs, average, optimizer, cuda) = (&self.runs, &self.average, &self.optimizer, device.card(NAME)?);
         gradients.begin_step();
         figures.clear()?;
         let ([layers, experts], loads) = (self.routed, &self.loads);
@@ -406,17 +406,8 @@ impl CardTrainer {
     }
 }
 
-fn card_of(device: &Device) -> Result<&CudaDevice> {
-    match device {
-        Device::Cuda(cuda) => Ok(cuda),
-        _ => Err(Error::DeviceNotSupported { device: device.describe() }),
-    }
-}
-
-fn cleared(gpu: &Gpu, bytes: usize) -> Result<Buffer> {
-    let buffer = gpu.allocate_lasting(bytes, NAME)?;
-    gpu.clear(buffer.slice())?;
-    Ok(buffer)
+fn cleared(gpu: &Gpu, bytes: usize) -> kernels::Result<Buffer> {
+    gpu.allocate_cleared(bytes, NAME)
 }
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {

@@ -74,11 +74,6 @@ pub enum Error {
     /// A graphics card refused, or failed.
     #[error(transparent)]
     Kernels(#[from] ironloom_kernels::Error),
-    /// Training asked for where it does not run.
-    #[error(
-        "training runs on the processor and on graphics cards, and {device} was chosen: choose the device cpu or cuda"
-    )]
-    DeviceNotSupported { device: String },
     /// A matrix that Muon can't move on a graphics card.
     #[error(
         "{name:?} is of shape {shape:?}, and on a graphics card Muon moves matrices whose sides are multiples of 8: choose \

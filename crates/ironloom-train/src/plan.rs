@@ -9,10 +9,10 @@ mod card;
 use std::collections::HashSet;
 
 use ironloom_core::MemoryPlan;
-use ironloom_lm::{Config, FeedForwardConfig};
+use ironloom_lm::{Config, FeedForwardConfig, ParameterRole};
 use ironloom_tensor::Device;
 
-use crate::{Result, TrainerOptions, lora::LoraOptions, optimizer::OptimizerOptions};
+use crate::{Result, TrainerOptions, lora::LoraOptions};
 
 /// The size of what a run puts through a model.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,6 @@ pub fn training_memory(config: &Config, device: &Device, options: &TrainerOption
 }
 
 fn processor_memory(config: &Config, options: &TrainerOptions, tokens: usize) -> MemoryPlan {
-    // Muon has two moments of the embedding and the head.
     let tables = if config.tied_embeddings { 1 } else { 2 } * (config.vocab_size * config.width) as u64;
     let learnt = learnt(config.parameters(), tables, "weights", options);
     learnt.with(format!("activations of {tokens} tokens"), activations(config, options.checkpointing, tokens as u64))
@@ -111,15 +110,10 @@ fn learnt(parameters: u64, tables: u64, name: &str, options: &TrainerOptions) ->
     }
 }
 
+/// Tables count apart: Muon remembers more of them than of the matrices inside.
 fn moments(parameters: u64, tables: u64, options: &TrainerOptions) -> u64 {
-    match &options.optimizer {
-        OptimizerOptions::AdamW(_) => 2 * FLOAT * parameters,
-        // A byte an element and moment, and a scale for each block of 256.
-        OptimizerOptions::AdamW8bit(_) => 2 * (parameters + FLOAT * parameters / 256),
-        OptimizerOptions::Sgd(sgd) if sgd.momentum == 0.0 => 0,
-        OptimizerOptions::Sgd(_) | OptimizerOptions::Lion(_) => FLOAT * parameters,
-        OptimizerOptions::Muon(_) => FLOAT * (parameters + tables),
-    }
+    let of = |role, elements: u64| options.optimizer.state_kind(role, elements as usize).bytes(elements as usize);
+    of(ParameterRole::Matrix, parameters - tables) + of(ParameterRole::Embedding, tables)
 }
 
 fn activations(config: &Config, checkpointing: bool, tokens: u64) -> u64 {
@@ -146,6 +140,7 @@ fn activations(config: &Config, checkpointing: bool, tokens: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::OptimizerOptions;
 
     #[test]
     fn checkpointing_and_small_moments_take_less() {
@@ -163,6 +158,9 @@ mod tests {
         assert_eq!(bytes(&small, "averaged"), Some(4 * 55_181_824));
         assert!(bytes(&small, "moments").unwrap() * 3 < bytes(&options, "moments").unwrap());
         assert!(bytes(&small, "activations").unwrap() * 2 < bytes(&options, "activations").unwrap());
+        let muon = TrainerOptions { optimizer: OptimizerOptions::Muon(Default::default()), ..options };
+        let tables = if config.tied_embeddings { 1 } else { 2 } * (config.vocab_size * config.width) as u64;
+        assert_eq!(bytes(&muon, "moments"), Some(4 * (55_181_824 + tables)));
     }
     #[test]
     fn adapters_take_what_their_matrices_take() {

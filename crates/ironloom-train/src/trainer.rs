@@ -21,7 +21,7 @@ use crate::{
     clip_factor,
     data::{Batch, counted},
     lora::{LoraAdapter, LoraOptions, check_for_card},
-    optimizer::{Optimizer, OptimizerOptions, Parameter, Role, Step},
+    optimizer::{Optimizer, OptimizerOptions, Parameter, Step},
 };
 
 /// How steps are taken.
@@ -311,7 +311,7 @@ impl Trainer {
             None => 1.0,
         };
         let step = Step { number: self.step, learning_rate: report.learning_rate as f32, gradient_factor };
-        let roles: Vec<Role> = parameters.iter().map(|parameter| role(parameter.role)).collect();
+        let roles: Vec<ParameterRole> = parameters.iter().map(|parameter| parameter.role).collect();
         drop(parameters);
         self.update(&step, &roles)?;
         Ok(report)
@@ -349,18 +349,18 @@ impl Trainer {
     pub fn profile(&mut self, batches: &[Batch]) -> Result<Vec<KernelTime>> {
         self.step(batches)?;
         let pass = self.pass();
-        let device = self.model.device().describe();
         let Self { model, card, .. } = self;
-        card.as_mut().ok_or(Error::DeviceNotSupported { device })?.profile(model, pass)
+        let card = card.as_mut().ok_or(ironloom_tensor::Error::NeedsCard { operation: "a profile of a step" })?;
+        card.profile(model, pass)
     }
 
     /// Moves every parameter that has a gradient.
-    fn update(&mut self, step: &Step, roles: &[Role]) -> Result<()> {
+    fn update(&mut self, step: &Step, roles: &[ParameterRole]) -> Result<()> {
         let Self { model, optimizer, average, gradients, .. } = self;
         let threads = model.device().threads().clone();
         let (mut roles, mut failure) = (roles.iter(), None);
         model.update(|name, values| {
-            let role = roles.next().copied().unwrap_or(Role::Vector);
+            let role = roles.next().copied().unwrap_or(ParameterRole::Vector);
             if failure.is_some() {
                 return Ok(());
             }
@@ -525,15 +525,6 @@ fn prefixed<'a>(prefix: &str, tensor: SavedTensor<'a>) -> SavedTensor<'a> {
 
 fn rows(batch: &Batch) -> TrainingRows<'_> {
     TrainingRows { ids: &batch.ids, targets: &batch.targets, documents: &batch.documents }
-}
-
-pub(crate) fn role(role: ParameterRole) -> Role {
-    match role {
-        ParameterRole::Embedding => Role::Embedding,
-        ParameterRole::Head => Role::Head,
-        ParameterRole::Matrix => Role::Matrix,
-        ParameterRole::Vector => Role::Vector,
-    }
 }
 
 /// Adds a batch's part to a step's mean loads.

@@ -184,11 +184,6 @@ impl Strings {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
         (0..self.len()).map(|index| self.get(index).unwrap_or_default())
     }
-
-    /// Bytes of all strings together.
-    pub fn text_bytes(&self) -> usize {
-        self.text.len()
-    }
 }
 
 impl<S: AsRef<str>> FromIterator<S> for Strings {

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use ironloom_core::{DType, Philox, Threads};
 use ironloom_kernels::{Dequantize, Error, TileFormat, WeightLayout, dequantize};
-use ironloom_quant::{DeviceFormat, TiledMatrix, WeightFormat, tiles};
+use ironloom_quant::{DeviceFormat, StoredMatrix, TiledMatrix, WeightFormat, tiles};
 
 use crate::{buffer, gpu, read_bf16};
 
@@ -115,7 +115,8 @@ pub(crate) struct Case {
 /// A matrix as the packer holds it.
 pub(crate) fn packed(dtype: DType, format: WeightFormat, rows: usize, cols: usize) -> Case {
     let bytes = stored(dtype, rows, cols, 11);
-    let matrix = TiledMatrix::from_stored(dtype, &bytes, rows, cols, None, format, &Threads::new(2)).unwrap();
+    let source = StoredMatrix { dtype, bytes: &bytes, rows, cols, row_order: None };
+    let matrix = TiledMatrix::from_stored(&source, format, &Threads::new(2)).unwrap();
     let mut weights = vec![0.0; rows * cols];
     for (row, out) in weights.chunks_exact_mut(cols).enumerate() {
         matrix.row(row, out).unwrap();

@@ -73,8 +73,7 @@ impl Case {
         [0, ZEROS.div_ceil(kv_width).next_multiple_of(KNOWN)].map(|zeros| {
             let length = zeros + KNOWN;
             let parts = self.known.each_ref().map(|known| {
-                let part = gpu.allocate_lasting(length * kv_width * 2, "a test").unwrap();
-                gpu.clear(part.slice()).unwrap();
+                let part = gpu.allocate_cleared(length * kv_width * 2, "a test").unwrap();
                 let known = upload_bf16(gpu, &known[..old]);
                 gpu.copy(part.part(zeros * kv_width * 2, known.bytes()).unwrap(), known.slice()).unwrap();
                 part

@@ -282,8 +282,8 @@ fn second(case: &Case, dtype: DType, format: WeightFormat, rows: usize) -> Case 
     let row_bytes = stored.len() / case.rows;
     let threads = ironloom_core::Threads::new(2);
     let bytes = &stored[(case.rows - rows) * row_bytes..];
-    let matrix =
-        ironloom_quant::TiledMatrix::from_stored(dtype, bytes, rows, case.cols, None, format, &threads).unwrap();
+    let source = ironloom_quant::StoredMatrix { dtype, bytes, rows, cols: case.cols, row_order: None };
+    let matrix = ironloom_quant::TiledMatrix::from_stored(&source, format, &threads).unwrap();
     let weights = case.weights[(case.rows - rows) * case.cols..].to_vec();
     Case { layout: case.layout, bytes: matrix.into_bytes(), weights, rows, cols: case.cols }
 }

@@ -16,7 +16,7 @@ use super::{
     layout::{CodeKind, STEP, ScaleKind},
 };
 use crate::{
-    Error, Result,
+    Error, Result, StoredMatrix,
     formats::{
         blocks64::{self, CodeBook},
         codes::{self, unpack_codes},
@@ -25,40 +25,16 @@ use crate::{
 };
 
 impl PackedMatrix {
-    /// Packs stored weights: `rows` rows of `cols` weights of type `dtype`.
-    ///
-    /// `row_order[r]`, where given, is the stored row that becomes row r (rotary embeddings stored in another order).
-    /// [`WeightFormat::Keep`] holds exactly the stored weights; any other format converts them.
+    /// Packs stored weights. [`WeightFormat::Keep`] holds exactly the stored ones; any other format converts them.
     ///
     /// # Errors
-    /// `dtype` holds no weights, `cols` is not whole blocks of it, `bytes` has another length, `row_order` has another
-    /// length or names a row that is not there, or a weight cannot be packed.
-    pub fn from_stored(
-        dtype: DType,
-        bytes: &[u8],
-        rows: usize,
-        cols: usize,
-        row_order: Option<&[u32]>,
-        format: WeightFormat,
-        threads: &Threads,
-    ) -> Result<Self> {
-        let row_bytes = dtype.bytes_for(cols)?;
-        let expected = row_bytes.checked_mul(rows).ok_or(ironloom_core::Error::SizeOverflow)?;
-        if bytes.len() != expected {
-            return Err(Error::Length { what: "a matrix's stored bytes", expected, found: bytes.len() });
-        }
-        if let Some(order) = row_order {
-            if order.len() != rows {
-                return Err(Error::Length { what: "a matrix's row order", expected: rows, found: order.len() });
-            }
-            if let Some(&row) = order.iter().find(|&&row| row as usize >= rows) {
-                return Err(Error::Row { row: row as usize, rows });
-            }
-        }
-        let (kind, table) = kind(dtype, format)?;
-        let mut matrix = Self::empty(rows, cols, kind, table)?;
-        let source = Source { dtype, format, bytes, row_bytes, cols, row_order };
-        matrix.fill(threads, |row, scratch, panel| pack_row(&source, kind, row, scratch, panel))?;
+    /// The type holds no weights, the columns are not whole blocks of it, the bytes have another length, the row order has
+    /// another length or names a row that is not there, or a weight cannot be packed.
+    pub fn from_stored(stored: &StoredMatrix<'_>, format: WeightFormat, threads: &Threads) -> Result<Self> {
+        stored.checked()?;
+        let (kind, table) = kind(stored.dtype, format)?;
+        let mut matrix = Self::empty(stored.rows, stored.cols, kind, table)?;
+        matrix.fill(threads, |row, scratch, panel| pack_row(stored, format, kind, row, scratch, panel))?;
         Ok(matrix)
     }
 
@@ -67,7 +43,7 @@ impl PackedMatrix {
     /// # Errors
     /// `values` is not `rows * cols` long, or a weight cannot be packed.
     pub fn from_f32(values: &[f32], rows: usize, cols: usize, format: WeightFormat, threads: &Threads) -> Result<Self> {
-        Self::from_stored(DType::F32, bytemuck::cast_slice(values), rows, cols, None, format, threads)
+        Self::from_stored(&StoredMatrix::from_f32(values, rows, cols), format, threads)
     }
 
     /// Calls `pack(row, ..)` for each row with the bytes of its panel.
@@ -106,23 +82,6 @@ unsafe impl Sync for Data {}
 impl Data {
     fn get(self) -> *mut u8 {
         self.0
-    }
-}
-
-/// Stored weights.
-struct Source<'a> {
-    dtype: DType,
-    format: WeightFormat,
-    bytes: &'a [u8],
-    row_bytes: usize,
-    cols: usize,
-    row_order: Option<&'a [u32]>,
-}
-
-impl Source<'_> {
-    fn row(&self, row: usize) -> &[u8] {
-        let row = self.row_order.map_or(row, |order| order[row] as usize);
-        &self.bytes[row * self.row_bytes..][..self.row_bytes]
     }
 }
 
@@ -168,10 +127,17 @@ fn kind(dtype: DType, format: WeightFormat) -> Result<(Kind, [f32; LANES])> {
     Ok((kind, table))
 }
 
-fn pack_row(source: &Source<'_>, kind: Kind, row: usize, scratch: &mut RowScratch, panel: &mut [u8]) -> Result<()> {
+fn pack_row(
+    source: &StoredMatrix<'_>,
+    format: WeightFormat,
+    kind: Kind,
+    row: usize,
+    scratch: &mut RowScratch,
+    panel: &mut [u8],
+) -> Result<()> {
     let (bytes, lane) = (source.row(row), row % LANES);
     if let Some(stored) = codes::layout(source.dtype)
-        && source.format == WeightFormat::Keep
+        && format == WeightFormat::Keep
     {
         let groups = source.cols / stored.group;
         scratch.codes.resize(source.cols, 0);
@@ -184,7 +150,7 @@ fn pack_row(source: &Source<'_>, kind: Kind, row: usize, scratch: &mut RowScratc
     }
     scratch.values.resize(source.cols, 0.0);
     unpack(source.dtype, bytes, &mut scratch.values)?;
-    match source.format {
+    match format {
         WeightFormat::Int8 => {
             scratch.codes.resize(source.cols, 0);
             let scale = int8_rows::pack_row(&scratch.values, &mut scratch.codes)?;

@@ -16,7 +16,7 @@ use super::{
     layout::{self, CHUNK, ROWS, place},
 };
 use crate::{
-    Error, Result,
+    Error, Result, StoredMatrix,
     formats::{
         blocks64::{self, CodeBook},
         codes::{self, unpack_codes},
@@ -26,51 +26,28 @@ use crate::{
 };
 
 impl TiledMatrix {
-    /// Lays out stored weights: `rows` rows of `cols` weights of type `dtype`.
-    ///
-    /// `row_order[r]`, where given, is the stored row that becomes row r (rotary embeddings stored in another order).
-    /// [`WeightFormat::Keep`] holds exactly the stored weights; any other format converts them. [`DeviceFormat::of`] tells
-    /// the result's format.
+    /// Lays out stored weights. [`WeightFormat::Keep`] holds exactly the stored ones; any other format converts them.
+    /// [`DeviceFormat::of`] tells the result's format.
     ///
     /// # Errors
-    /// `dtype` holds no weights, `cols` is not whole blocks of it, `bytes` has another length, `row_order` has another
-    /// length or names a row that is not there, or a weight cannot be packed.
-    pub fn from_stored(
-        dtype: DType,
-        bytes: &[u8],
-        rows: usize,
-        cols: usize,
-        row_order: Option<&[u32]>,
-        format: WeightFormat,
-        threads: &Threads,
-    ) -> Result<Self> {
+    /// The type holds no weights, the columns are not whole blocks of it, the bytes have another length, the row order has
+    /// another length or names a row that is not there, or a weight cannot be packed.
+    pub fn from_stored(stored: &StoredMatrix<'_>, format: WeightFormat, threads: &Threads) -> Result<Self> {
+        let StoredMatrix { dtype, bytes, rows, cols, .. } = *stored;
         let mut device = DeviceFormat::of(dtype, format)?;
-        let row_bytes = dtype.bytes_for(cols)?;
-        let expected = row_bytes.checked_mul(rows).ok_or(ironloom_core::Error::SizeOverflow)?;
-        if bytes.len() != expected {
-            return Err(Error::Length { what: "a matrix's stored bytes", expected, found: bytes.len() });
-        }
-        if let Some(order) = row_order {
-            if order.len() != rows {
-                return Err(Error::Length { what: "a matrix's row order", expected: rows, found: order.len() });
-            }
-            if let Some(&row) = order.iter().find(|&&row| row as usize >= rows) {
-                return Err(Error::Row { row: row as usize, rows });
-            }
-        }
+        stored.checked()?;
         if device == DeviceFormat::Tiles(TileFormat::Q8_0) && has_lowest_code(bytes, threads) {
             device = DeviceFormat::Plain(dtype);
         }
         let held = device.bytes_for(rows, cols)?;
         let overflow = || Error::Core(ironloom_core::Error::SizeOverflow);
         let mut tiled = bytemuck::allocation::try_zeroed_slice_box(held).map_err(|()| overflow())?;
-        let source = Source { dtype, bytes, row_bytes, rows, cols, row_order };
         match device {
             DeviceFormat::Plain(_) | DeviceFormat::Tiles(TileFormat::Bf16) => {
                 let row_held = held.checked_div(rows).unwrap_or(0);
                 fill(&mut tiled, held, ROWS * row_held, threads, |tile, scratch, out, _| {
                     for (row, out) in out.chunks_exact_mut(row_held).enumerate() {
-                        source.copy_row(tile * ROWS + row, device, scratch, out)?;
+                        stored.copy_row(tile * ROWS + row, device, scratch, out)?;
                     }
                     Ok(())
                 })?;
@@ -78,7 +55,7 @@ impl TiledMatrix {
             DeviceFormat::Tiles(format) => {
                 let unit = layout::tile_bytes(format, cols).ok_or_else(overflow)?;
                 fill(&mut tiled, unit * rows.div_ceil(ROWS), unit, threads, |tile, scratch, out, row_scales| {
-                    source.lay_tile(tile, format, scratch, out, row_scales)
+                    stored.lay_tile(tile, format, scratch, out, row_scales)
                 })?;
             }
         }
@@ -90,7 +67,7 @@ impl TiledMatrix {
     /// # Errors
     /// `values` is not `rows * cols` long, or a weight cannot be packed.
     pub fn from_f32(values: &[f32], rows: usize, cols: usize, format: WeightFormat, threads: &Threads) -> Result<Self> {
-        Self::from_stored(DType::F32, bytemuck::cast_slice(values), rows, cols, None, format, threads)
+        Self::from_stored(&StoredMatrix::from_f32(values, rows, cols), format, threads)
     }
 }
 
@@ -147,22 +124,7 @@ struct Scratch {
     mins: Vec<f32>,
 }
 
-/// Stored weights.
-struct Source<'a> {
-    dtype: DType,
-    bytes: &'a [u8],
-    row_bytes: usize,
-    rows: usize,
-    cols: usize,
-    row_order: Option<&'a [u32]>,
-}
-
-impl Source<'_> {
-    fn row(&self, row: usize) -> &[u8] {
-        let row = self.row_order.map_or(row, |order| order[row] as usize);
-        &self.bytes[row * self.row_bytes..][..self.row_bytes]
-    }
-
+impl StoredMatrix<'_> {
     /// Row `row` as f32.
     fn values<'a>(&self, row: usize, values: &'a mut Vec<f32>) -> Result<&'a [f32]> {
         values.resize(self.cols, 0.0);
@@ -173,7 +135,10 @@ impl Source<'_> {
     /// A row of a format that keeps rows in order.
     fn copy_row(&self, row: usize, device: DeviceFormat, scratch: &mut Scratch, out: &mut [u8]) -> Result<()> {
         match (device, self.dtype) {
-            (DeviceFormat::Tiles(_), DType::BF16) => out[..self.row_bytes].copy_from_slice(self.row(row)),
+            (DeviceFormat::Tiles(_), DType::BF16) => {
+                let stored = self.row(row);
+                out[..stored.len()].copy_from_slice(stored);
+            }
             (DeviceFormat::Tiles(_), _) => {
                 let values = self.values(row, &mut scratch.values)?;
                 for (out, &value) in out.as_chunks_mut().0.iter_mut().zip(values) {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{DeviceFormat, TileFormat, TiledMatrix, layout::ROWS};
 use crate::{
-    Error, WeightFormat,
+    Error, StoredMatrix, WeightFormat,
     formats::{
         blocks64::{self, CodeBook},
         int8_rows, unpack,
@@ -121,14 +121,16 @@ fn check(dtype: DType, format: WeightFormat, rows: usize, cols: usize, seed: u64
     let expected: Vec<f32> = values.chunks_exact(cols).flat_map(|row| converted(row, format)).collect();
     let what = format!("{dtype} as {format:?} [{rows}, {cols}]");
 
-    let matrix = TiledMatrix::from_stored(dtype, &bytes, rows, cols, None, format, &threads).unwrap();
+    let source = StoredMatrix { dtype, bytes: &bytes, rows, cols, row_order: None };
+    let matrix = TiledMatrix::from_stored(&source, format, &threads).unwrap();
     let device = DeviceFormat::of(dtype, format).unwrap();
     assert_eq!((matrix.rows(), matrix.cols(), matrix.format()), (rows, cols, device), "{what}");
     assert_eq!(matrix.bytes().len(), device.bytes_for(rows, cols).unwrap(), "{what}");
     same_bits(&read(&matrix), &expected, &what);
 
     let order: Vec<u32> = (0..rows as u32).map(|row| (row * 7 + 3) % rows as u32).collect();
-    let reordered = TiledMatrix::from_stored(dtype, &bytes, rows, cols, Some(&order), format, &threads).unwrap();
+    let reordered = StoredMatrix { row_order: Some(&order), ..source };
+    let reordered = TiledMatrix::from_stored(&reordered, format, &threads).unwrap();
     let expected: Vec<f32> = order.iter().flat_map(|&row| &expected[row as usize * cols..][..cols]).copied().collect();
     same_bits(&read(&reordered), &expected, &format!("{what}, reordered"));
 }
@@ -230,7 +232,8 @@ fn a_weight_of_q6_k_lies_where_the_layout_says() {
     block[192 + 6] = 5;
     block[208..].copy_from_slice(&f16::from_f32(2.0).to_le_bytes());
     let threads = Threads::new(1);
-    let matrix = TiledMatrix::from_stored(DType::Q6_K, &bytes, rows, cols, None, WeightFormat::Keep, &threads).unwrap();
+    let source = StoredMatrix { dtype: DType::Q6_K, bytes: &bytes, rows, cols, row_order: None };
+    let matrix = TiledMatrix::from_stored(&source, WeightFormat::Keep, &threads).unwrap();
     let held = matrix.bytes();
     assert_eq!(held.len(), 4 * 768 + 288);
     // Bits 4 * 3 + 16 of the word of step 2.
@@ -258,7 +261,8 @@ fn padding_is_zero_weights() {
     ] {
         // One record of one chunk, half of it padding; read as if the padding were columns and rows.
         let bytes = stored(dtype, 5, 32, 3);
-        let mut matrix = TiledMatrix::from_stored(dtype, &bytes, 5, 32, None, format, &threads).unwrap();
+        let source = StoredMatrix { dtype, bytes: &bytes, rows: 5, cols: 32, row_order: None };
+        let mut matrix = TiledMatrix::from_stored(&source, format, &threads).unwrap();
         matrix.cols = 64;
         if format != WeightFormat::Bf16 {
             matrix.rows = ROWS;
@@ -274,20 +278,23 @@ fn a_code_without_a_magnitude_keeps_the_stored_blocks() {
     let threads = Threads::new(2);
     let mut bytes = stored(DType::Q8_0, 20, 64, 4);
     *bytes.last_mut().unwrap() = 0x80;
-    let matrix = TiledMatrix::from_stored(DType::Q8_0, &bytes, 20, 64, None, WeightFormat::Keep, &threads).unwrap();
+    let source = StoredMatrix { dtype: DType::Q8_0, bytes: &bytes, rows: 20, cols: 64, row_order: None };
+    let matrix = TiledMatrix::from_stored(&source, WeightFormat::Keep, &threads).unwrap();
     assert_eq!((matrix.format(), matrix.bytes()), (DeviceFormat::Plain(DType::Q8_0), &bytes[..]));
     // A scale of any bits is no code.
     let mut bytes = stored(DType::Q8_0, 1, 32, 4);
     bytes[..2].copy_from_slice(&[0x80, 0x80]);
-    let matrix = TiledMatrix::from_stored(DType::Q8_0, &bytes, 1, 32, None, WeightFormat::Keep, &threads).unwrap();
+    let source = StoredMatrix { dtype: DType::Q8_0, bytes: &bytes, rows: 1, cols: 32, row_order: None };
+    let matrix = TiledMatrix::from_stored(&source, WeightFormat::Keep, &threads).unwrap();
     assert_eq!(matrix.format(), DeviceFormat::Tiles(TileFormat::Q8_0));
 }
 
 #[test]
 fn bad_matrices_are_refused() {
     let threads = Threads::new(1);
-    let make = |dtype, bytes: &[u8], cols, order: Option<&[u32]>, format| {
-        TiledMatrix::from_stored(dtype, bytes, 2, cols, order, format, &threads).unwrap_err()
+    let make = |dtype, bytes: &[u8], cols, row_order: Option<&[u32]>, format| {
+        let source = StoredMatrix { dtype, bytes, rows: 2, cols, row_order };
+        TiledMatrix::from_stored(&source, format, &threads).unwrap_err()
     };
     let keep = WeightFormat::Keep;
     assert!(matches!(make(DType::I32, &[0; 8], 1, None, keep), Error::Unsupported { .. }));

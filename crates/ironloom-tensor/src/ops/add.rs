@@ -12,7 +12,7 @@ use crate::{
 /// `x + y` of equal shapes; writes into `x` when nothing else shares it. Gradient: passed to both.
 ///
 /// # Errors
-/// The shapes differ.
+/// The shapes differ, or a tape records on a graphics card.
 pub fn add(cx: &Context, x: Tensor, y: &Tensor) -> Result<Tensor> {
     expect_shape("add", "the second operand", *x.shape(), y.shape())?;
     let (shape, width) = (*x.shape(), x.width());
@@ -39,7 +39,7 @@ pub fn add(cx: &Context, x: Tensor, y: &Tensor) -> Result<Tensor> {
 /// `x[i, j] + bias[j]` for `x` of width `j`. Gradient: passed to `x`, summed over rows for the bias.
 ///
 /// # Errors
-/// The bias is not as long as a row.
+/// The bias is not as long as a row, or a tape records on a graphics card.
 pub fn add_bias(cx: &Context, x: Tensor, bias: &Tensor) -> Result<Tensor> {
     let (shape, width) = (*x.shape(), x.width());
     expect_shape("add bias", "the bias", [width], bias.shape())?;
@@ -82,7 +82,7 @@ pub fn add_bias(cx: &Context, x: Tensor, bias: &Tensor) -> Result<Tensor> {
 /// `factor * x`. Gradient: `factor * g`.
 ///
 /// # Errors
-/// `x` is not single precision.
+/// `x` is not single precision, or a tape records on a graphics card.
 pub fn scale(cx: &Context, x: Tensor, factor: f32) -> Result<Tensor> {
     let shape = *x.shape();
     if let Some(gpu) = cx.gpu() {

@@ -8,7 +8,7 @@
 //! beside it, nor on how rows are grouped into blocks here. Blocks exist for speed: a block of query rows that share a kv
 //! head reads each key panel and value once.
 
-use ironloom_kernels::{self as kernels, Form};
+use ironloom_kernels::{self as kernels, Form, Gpu};
 
 use super::{Disjoint, KvBuffer, KvTable, RopeAppend, kv_buffer::PANEL, rope_append::Projected};
 use crate::{
@@ -57,8 +57,8 @@ pub fn attention(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options:
     for span in spans {
         check_span(q, span, options)?;
     }
-    if cx.gpu().is_some() {
-        return on_cuda(cx, q, spans, options);
+    if let Some(gpu) = cx.gpu() {
+        return on_cuda(gpu, q, spans, options);
     }
     let cpu = cx.cpu(NAME)?;
     let mut tasks = Vec::new();
@@ -109,8 +109,7 @@ fn check_heads(q: &Tensor, kv_heads: usize, width: usize, options: &AttentionOpt
 }
 
 /// Many rows on a graphics card: one launch a sequence.
-fn on_cuda(cx: &Context, q: &Tensor, spans: &[AttentionSpan<'_>], options: &AttentionOptions) -> Result<Tensor> {
-    let Some(gpu) = cx.gpu() else { return Err(Error::NoKernel { operation: NAME, device: "the processor" }) };
+fn on_cuda(gpu: &Gpu, q: &Tensor, spans: &[AttentionSpan<'_>], options: &AttentionOptions) -> Result<Tensor> {
     let queries = q.cuda(NAME, Form::Bf16)?;
     let out = Tensor::allocate(gpu, Form::Bf16, [q.rows(), q.width()], NAME)?;
     let mut start = 0;
@@ -156,7 +155,7 @@ pub fn attention_rows(
     options: &AttentionOptions,
 ) -> Result<Tensor> {
     cx.without_gradient(NAME)?;
-    let Some(gpu) = cx.gpu() else { return Err(Error::NoKernel { operation: NAME, device: "the processor" }) };
+    let gpu = cx.device.card(NAME)?.gpu();
     expect_count(NAME, "the number of query rows", table.rows(), q.rows())?;
     check_heads(&q, table.kv_heads(), table.head_width(), options)?;
     expect_count(NAME, "the head width", table.head_width(), rotation.head_width)?;

@@ -3,33 +3,12 @@
 //! `act` is SiLU, `x / (1 + e^-x)` (SwiGLU; Shazeer, arXiv 2002.05202), or the tanh form of GELU, written as
 //! `x / (1 + e^-2u)` with `u = sqrt(2/pi) (x + 0.044715 x^3)` (GeGLU; Hendrycks and Gimpel, arXiv 1606.08415).
 
-use ironloom_kernels as kernels;
-
-use super::{Disjoint, for_rows};
+use super::{Activation, Disjoint, for_rows};
 use crate::{
     Context, CpuDevice, Result, Tensor,
     error::expect_shape,
     lanes::{exp, per_level},
 };
-
-/// The activation of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`.
-    Silu,
-    /// GELU in its tanh form.
-    GeluTanh,
-}
-
-impl Activation {
-    /// The kernels' name of it.
-    pub(super) fn kernel(self) -> kernels::Activation {
-        match self {
-            Self::Silu => kernels::Activation::Silu,
-            Self::GeluTanh => kernels::Activation::GeluTanh,
-        }
-    }
-}
 
 /// `act(gate) * up` of equal shapes; writes into `gate` when nothing else shares it. Has a gradient for both.
 ///

@@ -51,15 +51,11 @@ impl KvTable {
     /// # Errors
     /// The device has no room, or is the processor, which needs no table.
     pub fn new(device: &Device, rows: usize, cache: &[KvBuffer], reach: usize) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let gpu = cuda.gpu().clone();
+        let gpu = device.card(NAME)?.gpu().clone();
         let (kv_heads, head_width) = cache.first().map_or((1, 1), |layer| (layer.kv_heads(), layer.head_width()));
         let (ids, positions) = (gpu.allocate_lasting(4 * rows, NAME)?, gpu.allocate_lasting(4 * rows, NAME)?);
         let addresses = gpu.allocate_lasting(16 * rows * cache.len(), NAME)?;
-        let tickets = gpu.allocate_lasting(4 * rows * kv_heads * TICKETS_PER_HEAD, NAME)?;
-        gpu.clear(tickets.slice())?;
+        let tickets = gpu.allocate_cleared(4 * rows * kv_heads * TICKETS_PER_HEAD, NAME)?;
         let layers = cache.len();
         let table = Self { gpu, rows, layers, kv_heads, head_width, ids, positions, addresses, tickets, reach };
         table.set(&[])?;

@@ -159,7 +159,7 @@ pub fn gated_linear(
                 cols: x.width(),
                 format,
                 matrices: &[matrix_of(&gate, 0)?, matrix_of(&up, 0)?],
-                then: Then::Gated(activation.kernel()),
+                then: Then::Gated(activation),
                 out: out.cuda(NAME, Form::Split)?,
                 width: gate_matrix.rows,
             };

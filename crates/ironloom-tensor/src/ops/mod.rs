@@ -31,7 +31,8 @@ pub use document_attention::{
 };
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
-pub use gated_activation::{Activation, gated_activation};
+pub use gated_activation::gated_activation;
+pub use ironloom_kernels::Activation;
 pub use kv_buffer::KvBuffer;
 pub use kv_table::{KvTable, TableRow};
 pub use linear::{LowRank, Projection, gated_linear, linear, linear_add, linear_many};

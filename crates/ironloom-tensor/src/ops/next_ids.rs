@@ -9,7 +9,7 @@ use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Mapped, SampleOptions
 use super::KvTable;
 use crate::{Device, Error, Result, Tensor, error::expect_shape};
 
-/// Steps whose ids the ring holds: how far the device may run ahead of the host.
+/// Steps whose ids the ring holds, many more than a host lets the device run ahead.
 const RING: usize = 64;
 
 const NAME: &str = "next ids";
@@ -47,15 +47,8 @@ impl NextIds {
     /// # Errors
     /// The device is the processor, or has no room.
     pub fn new(device: &Device, rows: usize, vocabulary: usize) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let gpu = cuda.gpu().clone();
-        let cleared = |bytes: usize| -> Result<Buffer> {
-            let buffer = gpu.allocate_lasting(bytes, NAME)?;
-            gpu.clear(buffer.slice())?;
-            Ok(buffer)
-        };
+        let gpu = device.card(NAME)?.gpu().clone();
+        let cleared = |bytes| gpu.allocate_cleared(bytes, NAME);
         let options = gpu.upload(bytemuck::cast_slice(&vec![SampleOptions::GREEDY; rows]), NAME)?;
         Ok(Self {
             rows,
@@ -69,11 +62,6 @@ impl NextIds {
             report: gpu.mapped(8 + 4 * RING * rows)?,
             gpu,
         })
-    }
-
-    /// How far the device may run ahead.
-    pub fn most_ahead(&self) -> usize {
-        RING / 2
     }
 
     /// Sets how each row samples. The addresses of `history` in them are those of `histories`.
@@ -141,7 +129,7 @@ impl NextIds {
     }
 
     /// The ids of step `step`, counted from 0; `u32::MAX` where a row had no usable logit. The step has to be published, and
-    /// fewer than [`NextIds::most_ahead`] steps old.
+    /// fewer than 64 older than the last one launched.
     ///
     /// # Errors
     /// None in practice.

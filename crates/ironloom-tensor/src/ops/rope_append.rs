@@ -62,7 +62,7 @@ pub fn rope_append(
         q = rope(cx, q, options.head_width, options.phases)?;
         k = rope(cx, k, options.head_width, options.phases)?;
         let KvRows::Spans(spans) = caches else {
-            return Err(Error::NoKernel { operation: "the table of a pass", device: "the processor" });
+            return Err(Error::NeedsCard { operation: "the table of a pass" });
         };
         let mut first = 0;
         for span in spans {

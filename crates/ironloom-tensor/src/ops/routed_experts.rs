@@ -94,7 +94,7 @@ pub fn routed_experts(
                 gate: Stack::new(experts.iter().map(|expert| expert.gate))?,
                 up: Stack::new(experts.iter().map(|expert| expert.up))?,
                 down: Stack::new(experts.iter().map(|expert| expert.down))?,
-                activation: activation.kernel(),
+                activation,
             };
             layer.check(&out)?;
             let out = owned(gpu, out, NAME)?;
@@ -212,7 +212,7 @@ struct Layer<'a> {
     gate: Stack<'a>,
     up: Stack<'a>,
     down: Stack<'a>,
-    activation: kernels::Activation,
+    activation: Activation,
 }
 
 impl Layer<'_> {

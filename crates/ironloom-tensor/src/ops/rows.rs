@@ -12,7 +12,7 @@ use crate::{
 /// `out[i] = x[rows[i]]`, as `[rows, width]`. Gradient: added to the rows.
 ///
 /// # Errors
-/// A row is outside `x`.
+/// A row is outside `x`, or a tape records on a graphics card.
 pub fn gather_rows(cx: &Context, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     check_rows("gather rows", rows, x.rows())?;
     if let Some(gpu) = cx.gpu() {
@@ -168,10 +168,11 @@ pub fn scale_rows_by_sigmoid(cx: &Context, x: Tensor, gate: &Tensor) -> Result<T
     Ok(out)
 }
 
-/// `residual[i, j] + y[i, j] / (1 + e^-gate[i])`; writes into `residual` when nothing else shares it.
+/// `residual[i, j] + y[i, j] / (1 + e^-gate[i])`; writes into `residual` when nothing else shares it. Has a gradient for all
+/// three.
 ///
 /// # Errors
-/// The shapes differ, there is not one gate for each row, or a tape records.
+/// The shapes differ, or there is not one gate for each row.
 pub fn add_gated_rows(cx: &Context, residual: Tensor, y: &Tensor, gate: &Tensor) -> Result<Tensor> {
     const NAME: &str = "add gated rows";
     let Some(gpu) = cx.gpu() else { return add(cx, residual, &scale_rows_by_sigmoid(cx, y.clone(), gate)?) };

@@ -12,8 +12,8 @@ use super::{NAME, Named, cleared};
 use crate::{
     Error, Result,
     optimizer::{
-        AdamWOptions, FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, MuonOptions, OptimizerOptions, Parameter, Role,
-        SECOND, SECOND_ABSMAX, SECOND_CODES, StateKind,
+        AdamWOptions, FIRST, FIRST_ABSMAX, FIRST_CODES, MOMENTUM, MuonOptions, OptimizerOptions, ParameterRole, SECOND,
+        SECOND_ABSMAX, SECOND_CODES, StateKind,
     },
 };
 
@@ -228,11 +228,11 @@ pub(super) fn runs(
     let mut found: Vec<Found> = Vec::new();
     for number in order {
         let (place, Named { name, shape, role }) = (arena.places()[number], &parameters[number]);
-        let kind = optimizer.state_kind(&Parameter::new(name, shape, *role), place.elements);
+        let kind = optimizer.state_kind(*role, place.elements);
         let end = place.start + place.elements;
         let (alike, mut elements) = ((place.decays, kind), place.start..end);
         let sides = match optimizer {
-            OptimizerOptions::Muon(_) if *role == Role::Matrix => Some(muon_sides(name, shape)?),
+            OptimizerOptions::Muon(_) if *role == ParameterRole::Matrix => Some(muon_sides(name, shape)?),
             _ => None,
         };
         if sides.is_none() {

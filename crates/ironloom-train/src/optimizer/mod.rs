@@ -26,6 +26,7 @@ mod state;
 use std::collections::BTreeMap;
 
 use ironloom_core::Threads;
+pub use ironloom_lm::ParameterRole;
 
 pub use options::{AdamWOptions, LionOptions, MuonOptions, OptimizerOptions, SgdOptions};
 
@@ -47,29 +48,16 @@ pub struct Parameter<'a> {
     /// as experts.
     pub shape: &'a [usize],
     /// What it is in the model.
-    pub role: Role,
+    pub role: ParameterRole,
     /// Whether weight decay applies.
     pub decays: bool,
 }
 
 impl<'a> Parameter<'a> {
     /// A parameter that decays unless it's a vector.
-    pub fn new(name: &'a str, shape: &'a [usize], role: Role) -> Self {
-        Self { name, shape, role, decays: role != Role::Vector }
+    pub fn new(name: &'a str, shape: &'a [usize], role: ParameterRole) -> Self {
+        Self { name, shape, role, decays: role != ParameterRole::Vector }
     }
-}
-
-/// What a parameter is in the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// A matrix between two hidden activations.
-    Matrix,
-    /// The table of token embeddings, also when the head shares it.
-    Embedding,
-    /// The matrix that gives logits.
-    Head,
-    /// Norm weights and biases.
-    Vector,
 }
 
 /// What is the same for all parameters of a step.
@@ -86,10 +74,10 @@ pub struct Step {
 /// An optimizer with its states.
 ///
 /// ```
-/// use ironloom_train::optimizer::{Optimizer, OptimizerOptions, Parameter, Role, Step};
+/// use ironloom_train::optimizer::{Optimizer, OptimizerOptions, Parameter, ParameterRole, Step};
 /// let threads = ironloom_core::Threads::new(1);
 /// let mut optimizer = Optimizer::new(OptimizerOptions::default())?;
-/// let parameter = Parameter::new("norm.weight", &[2], Role::Vector);
+/// let parameter = Parameter::new("norm.weight", &[2], ParameterRole::Vector);
 /// let mut weights = [1.0, 1.0];
 /// let step = Step { number: 1, learning_rate: 0.01, gradient_factor: 1.0 };
 /// optimizer.update(&threads, &step, &parameter, &mut weights, &[5.0, -0.5])?;
@@ -142,7 +130,7 @@ impl Optimizer {
         if step.number == 0 {
             return Err(Error::StepZero);
         }
-        let kind = self.options.state_kind(parameter, weights.len());
+        let kind = self.options.state_kind(parameter.role, weights.len());
         let state = match self.states.get_mut(parameter.name) {
             Some(state) => state,
             None => self.states.entry(parameter.name.to_owned()).or_insert_with(|| State::new(kind, weights.len())),
@@ -173,17 +161,6 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Bytes of the states held.
-    pub fn state_bytes(&self) -> u64 {
-        self.states.values().map(State::bytes).sum()
-    }
-
-    /// Bytes that the state of a parameter takes, for a memory plan.
-    pub fn planned_bytes(&self, parameter: &Parameter<'_>) -> u64 {
-        let elements = parameter.shape.iter().fold(1usize, |product, &dimension| product.saturating_mul(dimension));
-        self.options.state_kind(parameter, elements).bytes(elements)
-    }
-
     /// The states for a checkpoint: tensors named `<parameter>.first_moment` and so on, in the order of names.
     pub fn save(&self) -> Vec<SavedTensor<'_>> {
         self.states.iter().flat_map(|(name, state)| state.save(name)).collect()
@@ -202,13 +179,13 @@ impl Optimizer {
 
 impl OptimizerOptions {
     /// What is remembered of a parameter of so many elements.
-    pub(crate) fn state_kind(&self, parameter: &Parameter<'_>, elements: usize) -> StateKind {
+    pub(crate) fn state_kind(&self, role: ParameterRole, elements: usize) -> StateKind {
         match self {
             Self::AdamW8bit(_) if elements >= SMALLEST_8BIT => StateKind::Moments8bit,
             Self::AdamW(_) | Self::AdamW8bit(_) => StateKind::Moments,
             Self::Sgd(options) if options.momentum == 0.0 => StateKind::None,
             Self::Sgd(_) | Self::Lion(_) => StateKind::Momentum,
-            Self::Muon(_) if parameter.role == Role::Matrix => StateKind::Momentum,
+            Self::Muon(_) if role == ParameterRole::Matrix => StateKind::Momentum,
             Self::Muon(_) => StateKind::Moments,
         }
     }

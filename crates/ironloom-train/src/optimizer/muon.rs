@@ -20,7 +20,7 @@
 //! Its coefficients are those of Jordan: singular values come to between about 0.7 and 1.2, not exactly to 1, in few steps. The smaller of the
 //! two sides is that of `a`. In single precision throughout; products have one order of sums at any number of threads.
 
-use ironloom_core::{DType, Threads};
+use ironloom_core::Threads;
 use ironloom_quant::{PackedMatrix, Product, WeightFormat, matmul};
 
 use super::{MuonOptions, Parameter, Step};
@@ -103,8 +103,7 @@ fn orthogonalize(threads: &Threads, matrix: &mut [f32], rows: usize, cols: usize
 
 /// `out [m, n] = left [m, k] right [n, k]ᵀ`.
 fn product(threads: &Threads, left: &[f32], right: &[f32], [m, k, n]: [usize; 3], out: &mut [f32]) -> Result<()> {
-    let right =
-        PackedMatrix::from_stored(DType::F32, bytemuck::cast_slice(right), n, k, None, WeightFormat::Keep, threads)?;
+    let right = PackedMatrix::from_f32(right, n, k, WeightFormat::Keep, threads)?;
     Ok(matmul(threads, left, m, &mut [Product { matrix: &right, out }])?)
 }
 

@@ -47,7 +47,8 @@ pub(crate) enum StateKind {
 }
 
 impl StateKind {
-    pub(super) fn bytes(self, elements: usize) -> u64 {
+    /// What it takes for a parameter of so many elements.
+    pub(crate) fn bytes(self, elements: usize) -> u64 {
         let elements = elements as u64;
         match self {
             Self::None => 0,
@@ -82,18 +83,6 @@ impl State {
             Self::Moments(_) => StateKind::Moments,
             Self::Moments8bit(_) => StateKind::Moments8bit,
             Self::Momentum(_) => StateKind::Momentum,
-        }
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        match self {
-            Self::None => 0,
-            Self::Moments(moments) => 4 * (moments.first.len() + moments.second.len()) as u64,
-            Self::Moments8bit(moments) => {
-                let codes = moments.first.len() + moments.second.len();
-                (codes + 4 * (moments.first_absmax.len() + moments.second_absmax.len())) as u64
-            }
-            Self::Momentum(momentum) => 4 * momentum.len() as u64,
         }
     }
 

@@ -3,7 +3,6 @@
 use ironloom_core::MemoryPlan;
 use ironloom_lm::{Config, Model};
 use ironloom_quant::WeightFormat;
-use ironloom_tensor::Device;
 use ironloom_train::{
     FrozenWeights, RunSize, Trainer, TrainerOptions, adapter_memory,
     data::Batch,
@@ -26,8 +25,7 @@ fn batch(documents: usize, vocabulary: usize) -> Batch {
 #[test]
 fn a_run_takes_what_the_plan_says() {
     let Some(device) = card() else { return };
-    let Device::Cuda(cuda) = &device else { unreachable!("a card was asked for") };
-    let gpu = cuda.gpu();
+    let gpu = device.card("a test").unwrap().gpu();
     let checkpointing = TrainerOptions { checkpointing: true, ..step_options() };
     let small = OptimizerOptions::AdamW8bit(AdamWOptions::default());
     let muon = OptimizerOptions::Muon(MuonOptions::default());
@@ -61,8 +59,7 @@ fn a_run_takes_what_the_plan_says() {
 #[test]
 fn adapters_take_what_the_plan_says() {
     let Some(device) = card() else { return };
-    let Device::Cuda(cuda) = &device else { unreachable!("a card was asked for") };
-    let gpu = cuda.gpu();
+    let gpu = device.card("a test").unwrap().gpu();
     let attention = ["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec();
     let (all, attention) =
         (LoraOptions::default(), LoraOptions { targets: attention, dropout: 0.1, ..LoraOptions::default() });

@@ -2,7 +2,6 @@
 //! steps without room.
 
 use ironloom_lm::{Config, DenseShape, Model};
-use ironloom_tensor::Device;
 use ironloom_train::{
     Error, SpikeGuardOptions, Trainer, TrainerOptions,
     data::{Batch, IGNORED},
@@ -154,8 +153,7 @@ fn what_a_card_does_not_take_is_refused_with_a_reason() {
 #[test]
 fn without_room_nothing_is_done_and_with_room_again_all_is() {
     let Some(device) = card() else { return };
-    let Device::Cuda(cuda) = &device else { unreachable!("a card was asked for") };
-    let gpu = cuda.gpu();
+    let gpu = device.card("a test").unwrap().gpu();
     let subject = dense();
     let mut undisturbed = on_card(&subject, &step_options(), &device);
     let with_room = |more: usize| gpu.set_budget(gpu.held_bytes().saturating_add(more));
@@ -185,7 +183,7 @@ fn without_room_nothing_is_done_and_with_room_again_all_is() {
 #[test]
 fn nothing_is_left_on_the_card() {
     let Some(device) = card() else { return };
-    let Device::Cuda(cuda) = &device else { unreachable!("a card was asked for") };
+    let gpu = device.card("a test").unwrap().gpu();
     let used = |subject: &Subject| {
         let options = TrainerOptions { average_decay: Some(0.9), checkpointing: true, ..step_options() };
         let mut trainer = on_card(subject, &options, &device);
@@ -193,15 +191,15 @@ fn nothing_is_left_on_the_card() {
             trainer.step(&[batch(&[rows], 1), ragged()]).unwrap();
             trainer.evaluate(&[batch(&[200], 2)]).unwrap();
         }
-        cuda.gpu().held_bytes()
+        gpu.held_bytes()
     };
     // The first use loads kernels and the library of products.
     used(&dense());
-    cuda.gpu().trim();
-    let before = cuda.gpu().held_bytes();
+    gpu.trim();
+    let before = gpu.held_bytes();
     for subject in [dense(), gemma3(), our_experts()] {
         assert!(used(&subject) > before, "{}", subject.name);
-        cuda.gpu().trim();
-        assert_eq!(cuda.gpu().held_bytes(), before, "{}", subject.name);
+        gpu.trim();
+        assert_eq!(gpu.held_bytes(), before, "{}", subject.name);
     }
 }

@@ -168,8 +168,7 @@ fn seconds_of_few(card: &Card, rows: usize, length: usize, reach: usize) -> Resu
         FewShape { rows, max_positions: reach, heads: HEADS, kv_heads: KV_HEADS, head_width: WIDTH, window: None };
     let workspace = shape.workspace()?;
     let partials = gpu.allocate_lasting(workspace.partials, "attention")?;
-    let tickets = gpu.allocate_lasting(workspace.tickets, "attention")?;
-    gpu.clear(tickets.slice())?;
+    let tickets = gpu.allocate_cleared(workspace.tickets, "attention")?;
     card.seconds_of(histories.max(LAUNCHES), |launch| {
         let call = AttentionFew {
             qkv: qkv.slice(),

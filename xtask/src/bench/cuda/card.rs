@@ -41,8 +41,7 @@ const DISTINCT: usize = 1_000_003;
 impl Card {
     pub(crate) fn open() -> Result<Self> {
         let device = Device::cuda(0, 0)?;
-        let Device::Cuda(cuda) = &device else { anyhow::bail!("the device is no graphics card") };
-        Ok(Self { gpu: cuda.gpu().clone(), device, model: None })
+        Ok(Self { gpu: device.card("a benchmark")?.gpu().clone(), device, model: None })
     }
 
     /// Makes the card hold a model, in place of the one before.

@@ -46,12 +46,12 @@ impl Matrix {
         match device {
             Device::Cpu(_) if format == WeightFormat::Keep => unpack(dtype, bytes, &mut weights)?,
             Device::Cpu(_) => {
-                let matrix = PackedMatrix::from_stored(dtype, bytes, rows, cols, None, format, threads)?;
+                let matrix = PackedMatrix::from_stored(&self.stored(), format, threads)?;
                 let mut rows = weights.chunks_exact_mut(cols).enumerate();
                 rows.try_for_each(|(row, weights)| matrix.row(row, weights))?;
             }
             _ => {
-                let matrix = TiledMatrix::from_stored(dtype, bytes, rows, cols, None, format, threads)?;
+                let matrix = TiledMatrix::from_stored(&self.stored(), format, threads)?;
                 let mut rows = weights.chunks_exact_mut(cols).enumerate();
                 rows.try_for_each(|(row, weights)| matrix.row(row, weights))?;
             }

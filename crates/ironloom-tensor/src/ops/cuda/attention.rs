@@ -49,7 +49,6 @@ pub(in crate::ops) fn rotated(
     expect_shape(NAME, "the keys", [n, kv_heads * head_width], k.shape())?;
     expect_shape(NAME, "the values", *k.shape(), v.shape())?;
     expect_count(NAME, "the rows of the documents", n, bounds.rows())?;
-    let slot = |tensor: &Tensor| cx.tape.and_then(|tape| tape.slot(tensor));
     // Heads of q and k that lie side by side are turned by one kernel, there and back.
     let together = norms.is_none() && side_by_side(q, k)?;
     if together {
@@ -69,8 +68,8 @@ pub(in crate::ops) fn rotated(
             input: x.clone(),
             output,
             norm: norm.map(|(weight, epsilon)| (weight.clone(), epsilon)),
-            slot: slot(x),
-            to_norm: norm.and_then(|(weight, _)| slot(weight)),
+            slot: cx.slot(x),
+            to_norm: norm.and_then(|(weight, _)| cx.slot(weight)),
             heads,
         });
     }
@@ -80,7 +79,7 @@ pub(in crate::ops) fn rotated(
     let rows = [&sides[0].output, &sides[1].output, v];
     let bounds = bounds.of(mask)?;
     kernels::attention_training(gpu, &call.forward(rows, &out, &log_sum_exp, bounds.slices()?)?)?;
-    let to_v = slot(v);
+    let to_v = cx.slot(v);
     let learns = |side: &Turned| side.slot.is_some() || side.to_norm.is_some();
     if let (Some(tape), true) = (cx.tape, to_v.is_some() || sides.iter().any(learns)) {
         let (gpu, v, kept, phases) = (gpu.clone(), v.clone(), out.clone(), phases.clone());

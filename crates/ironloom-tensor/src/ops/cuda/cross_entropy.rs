@@ -59,8 +59,7 @@ pub(in crate::ops) fn cross_entropy(
 ) -> Result<CrossEntropy> {
     let n = hidden.rows();
     expect_count(NAME, "the number of targets", n, targets.len())?;
-    let slot = |tensor: &Tensor| cx.tape.and_then(|tape| tape.slot(tensor));
-    let (to_hidden, to_head) = (slot(hidden), head.as_dense().and_then(slot));
+    let (to_hidden, to_head) = (cx.slot(hidden), head.as_dense().and_then(|head| cx.slot(head)));
     let job = Job {
         cuda: cuda.clone(),
         hidden: hidden.operand(cuda.gpu(), NAME)?,

@@ -334,7 +334,7 @@ impl Back {
             product: Some(columns(d_product.cuda_rows(NAME)?)),
             rows: places,
             width: inner,
-            activation: self.activation.kernel(),
+            activation: self.activation,
         };
         kernels::gated_activation_backward_dots(gpu, &gated, dots.slice())?;
         let d_halves = &self.halves;

@@ -56,12 +56,8 @@ impl Figures {
     /// # Errors
     /// The device is the processor, or has no room.
     pub fn new(device: &Device) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
-        let gpu = cuda.gpu().clone();
-        let totals = gpu.allocate_lasting(size_of::<StepTotals>(), NAME)?;
-        gpu.clear(totals.slice())?;
+        let gpu = device.card(NAME)?.gpu().clone();
+        let totals = gpu.allocate_cleared(size_of::<StepTotals>(), NAME)?;
         let numbers = gpu.allocate_lasting(size_of::<PassNumbers>(), NAME)?;
         Ok(Self { gpu, totals, numbers, positions: None })
     }
@@ -157,16 +153,14 @@ impl DocumentBounds {
     /// # Errors
     /// The device is the processor, or has no room.
     pub fn new(device: &Device, rows: usize, masks: &[Mask]) -> Result<Self> {
-        let Device::Cuda(cuda) = device else {
-            return Err(Error::NoKernel { operation: NAME, device: "the processor" });
-        };
+        let gpu = device.card(NAME)?.gpu().clone();
         let mut held: Vec<(Mask, Buffer)> = Vec::new();
         for &mask in masks {
             if !held.iter().any(|(known, _)| *known == mask) {
-                held.push((mask, cuda.gpu().allocate_lasting(16 * rows, NAME)?));
+                held.push((mask, gpu.allocate_lasting(16 * rows, NAME)?));
             }
         }
-        Ok(Self { gpu: cuda.gpu().clone(), rows, masks: held })
+        Ok(Self { gpu, rows, masks: held })
     }
 
     /// Sets the documents' lengths; rows past their sum are padding.

@@ -91,7 +91,7 @@ impl Adapter {
             let (operation, found) = ("an adapter on a graphics card, by its rank,", adapter.a.rows());
             return Err(Error::Width { operation, multiple: 8, found });
         }
-        let slot = |weight: &Weight| cx.tape.and_then(|tape| weight.as_dense().and_then(|values| tape.slot(values)));
+        let slot = |weight: &Weight| weight.as_dense().and_then(|values| cx.slot(values));
         let dropout = match cx.tape {
             Some(tape) if adapter.dropout > 0.0 => Some((adapter.dropout, adapter.stream, tape.figures(NAME)?.clone())),
             _ => None,
@@ -261,12 +261,11 @@ impl Layers {
         let layers = projections.iter().map(|projection| {
             let columns = column..column + projection.weight.rows();
             column = columns.end;
-            let slot = |tensor: &Tensor| cx.tape.and_then(|tape| tape.slot(tensor));
             Ok(Layer {
                 weight: projection.weight.clone(),
-                to_weight: projection.weight.as_dense().and_then(slot),
+                to_weight: projection.weight.as_dense().and_then(|weight| cx.slot(weight)),
                 bias: projection.bias.cloned(),
-                to_bias: projection.bias.and_then(slot),
+                to_bias: projection.bias.and_then(|bias| cx.slot(bias)),
                 adapter: projection.adapter.as_ref().map(|adapter| Adapter::new(cx, adapter)).transpose()?,
                 columns,
             })

@@ -182,7 +182,7 @@ pub(in crate::ops) fn gated_activation(
         form,
         rows,
         width,
-        activation: activation.kernel(),
+        activation,
     };
     kernels::gated_activation(gpu, &call)?;
     Ok(out)
@@ -226,7 +226,7 @@ pub(in crate::ops) fn record_gated_activation(
             product: None,
             rows,
             width,
-            activation: activation.kernel(),
+            activation,
         };
         Ok(kernels::gated_activation_backward(&gpu, &call)?)
     });
