@@ -1,11 +1,10 @@
-//! Products of many rows by our own tensor-core kernel: where cuBLASLt is absent, and the gated product, which it has
-//! not.
+//! Products of many rows by our own tensor-core kernel, where cuBLASLt is absent.
 //!
 //! [`Product`] is also what [`CublasLt::matmul`](crate::CublasLt::matmul) takes. A row's result depends on the row and
 //! the weights only: the same bits in a product of 17 rows and of 4,096.
 
 use crate::{
-    Activation, Error, Gpu, Result, Slice,
+    Error, Gpu, Result, Slice,
     launch::{Arguments, Launch},
 };
 
@@ -122,38 +121,10 @@ impl Multiply<'_> {
     }
 }
 
-/// `out[n, outputs] = act(x gate^T) * (x up^T)`, all bfloat16, sums and activation in single precision.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedProduct<'a> {
-    /// `[rows, inputs]` bfloat16; starts at a multiple of 16 bytes.
-    pub x: Slice<'a>,
-    /// Elements from one row of `x` to the next, a multiple of 8.
-    pub x_stride: usize,
-    /// `[outputs, inputs]` bfloat16; starts at a multiple of 16 bytes.
-    pub gate: Slice<'a>,
-    /// As `gate`.
-    pub up: Slice<'a>,
-    /// Elements from one row of `gate` and of `up` to the next, a multiple of 8.
-    pub weight_stride: usize,
-    /// `[rows, outputs]` bfloat16; starts at a multiple of 16 bytes.
-    pub out: Slice<'a>,
-    /// Elements from one row of `out` to the next.
-    pub out_stride: usize,
-    /// What the gate goes through.
-    pub activation: Activation,
-    /// Rows of `x` and `out`.
-    pub rows: usize,
-    /// Rows of `gate` and of `up`.
-    pub outputs: usize,
-    /// The summed dimension, a multiple of 8.
-    pub inputs: usize,
-}
-
 const OPERATION: &str = "product of many rows";
 /// As in `gemm/tile.cuh`.
 const THREADS: u32 = 128;
 const COLUMNS: usize = 128;
-const GATED_COLUMNS: usize = 64;
 
 /// A product by the built-in kernel.
 ///
@@ -185,40 +156,6 @@ pub fn gemm(gpu: &Gpu, call: &Product<'_>) -> Result<()> {
         .i32(int(OPERATION, call.outputs)?)
         .i32(int(OPERATION, call.inputs)?);
     let launch = tile.launch(OPERATION, call.rows.div_ceil(tile.rows()), call.outputs.div_ceil(COLUMNS))?;
-    gpu.launch(&gpu.function("gemm", name)?, launch, arguments)
-}
-
-/// A gated product.
-///
-/// # Errors
-/// A slice is too short, a stride or an address is not aligned, a size does not fit, or the driver fails.
-pub fn gemm_gated(gpu: &Gpu, call: &GatedProduct<'_>) -> Result<()> {
-    let GatedProduct { x_stride, weight_stride, out_stride, rows, outputs, inputs, .. } = *call;
-    let x = operand("gated product", "x's size in bytes", call.x, rows, x_stride, inputs)?;
-    let gate = operand("gated product", "the gate matrix's size in bytes", call.gate, outputs, weight_stride, inputs)?;
-    let up = operand("gated product", "the up matrix's size in bytes", call.up, outputs, weight_stride, inputs)?;
-    let out = result("gated product", call.out, rows, out_stride, outputs, 2)?;
-    if rows == 0 || outputs == 0 {
-        return Ok(());
-    }
-    let tile = TileRows::of(gpu, rows, outputs.div_ceil(GATED_COLUMNS));
-    let name = match tile {
-        TileRows::Large => "gemm_gated_rows128",
-        TileRows::Small => "gemm_gated_rows64",
-    };
-    let arguments = Arguments::new()
-        .u64(x)
-        .u64(gate)
-        .u64(up)
-        .u64(out)
-        .i32(int("gated product", x_stride)?)
-        .i32(int("gated product", weight_stride)?)
-        .i32(int("gated product", out_stride)?)
-        .i32(int("gated product", rows)?)
-        .i32(int("gated product", outputs)?)
-        .i32(int("gated product", inputs)?)
-        .i32(call.activation as i32);
-    let launch = tile.launch("gated product", rows.div_ceil(tile.rows()), outputs.div_ceil(GATED_COLUMNS))?;
     gpu.launch(&gpu.function("gemm", name)?, launch, arguments)
 }
 

@@ -97,7 +97,7 @@ pub use gated_activation_backward::{
 };
 pub use gated_rows_backward::{GatedRowsBackward, gated_rows_backward};
 pub use gather_rows::{GatherRows, gather_rows};
-pub use gemm::{GatedProduct, Multiply, Operand, Output, Product, gemm, gemm_gated};
+pub use gemm::{Multiply, Operand, Output, Product, gemm};
 pub use gemm_transposed::gemm_transposed;
 pub use gpu::{Gpu, Properties};
 pub use gradient_norm::{
