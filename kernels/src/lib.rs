@@ -116,7 +116,7 @@ pub use optimizer::{AdamW, AdamWRule, Lion, ParameterRange, Sgd, WeightAverage, 
 pub use profile::KernelTime;
 pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
 pub use rmsnorm_backward::{NormWeightGradient, RmsNormBackward, rmsnorm_backward, rmsnorm_backward_workspace};
-pub use rope_append::{KvDestination, RopeAppend, rope_append};
+pub use rope_append::{RopeAppend, rope_append};
 pub use rope_phases::{RopePhases, rope_phases};
 pub use rope_training::{
     HeadNorm, HeadNormBackward, RopeTraining, RopeTrainingBackward, rope_training, rope_training_backward,
