@@ -3,7 +3,7 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -71,12 +71,12 @@ pub fn rope_append(gpu: &Gpu, call: &RopeAppend<'_>) -> Result<()> {
         .u64(call.values.expect(NAME, "the values in bytes", cache_bytes)?)
         .u64(call.first_position as u64)
         .u64(call.queries.expect(NAME, "the queries in bytes", Form::Bf16.bytes(rows, heads * head_width)?)?)
-        .i32(int(heads)?)
-        .i32(int(kv_heads)?)
-        .i32(int(head_width)?)
-        .i32(int(half)?)
+        .i32(int(NAME, heads)?)
+        .i32(int(NAME, kv_heads)?)
+        .i32(int(NAME, head_width)?)
+        .i32(int(NAME, half)?)
         .f32(call.epsilon);
-    let grid = [int(rows)? as u32, int(all_heads.div_ceil(HEADS_A_BLOCK))? as u32, 1];
+    let grid = [int(NAME, rows)? as u32, int(NAME, all_heads.div_ceil(HEADS_A_BLOCK))? as u32, 1];
     let launch = Launch { grid, threads: 32 * HEADS_A_BLOCK as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("rope_append", "rope_append_many")?, launch, arguments)
 }
