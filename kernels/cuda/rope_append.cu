@@ -1,20 +1,18 @@
 // Rotary embedding of queries and keys, with an optional RMS-norm of every head before it, and the append of keys and
-// values to the caches: one launch between the q/k/v projections and attention.
+// values to the cache, for many rows of one sequence: one launch between the q/k/v projections and attention. Few rows, each
+// of its own sequence, have it in attention_few.cu.
 //
 //   x'        = x / sqrt(mean(x^2) + epsilon) * weight        for q and k heads, where weights are given
 //   y[i]      = x'[i] cos_i - x'[i + half] sin_i                              i < half
 //   y[i+half] = x'[i + half] cos_i + x'[i] sin_i
 //   y[i]      = x'[i]                                                         i >= 2 half, and all of a v head
 //
-// In: qkv [rows, (heads + 2 kv_heads) * head_width], phases [rows, 2 * half] (cosines, then sines, single precision).
-// Out: queries [rows, heads * head_width]; keys and values as bfloat16, position-major
-// [position][kv_head][head_width]. FEW: every row is its own sequence's token; tables on the device say where its
-// cache is and which position it takes, so that a captured graph follows them. MANY: the rows are consecutive
-// positions of one sequence.
+// In: qkv [rows, (heads + 2 kv_heads) * head_width], phases [rows, 2 * half] (cosines, then sines, single precision). Out:
+// queries [rows, heads * head_width]; keys and values, position-major [position][kv_head][head_width], to consecutive
+// positions. All but phases and norms' weights is bfloat16.
 //
-// Bound: bytes (each element is read and written once), and for few rows the latency of one load: positions, addresses
-// and elements are asked for together, so a padding row is read like the others and only not written. A warp takes a
-// head: the norm is a warp's sum, and a row's bits depend on that row alone.
+// Bound: bytes (each element is read and written once). A warp takes a head: the norm is a warp's sum, and a row's bits
+// depend on that row alone.
 #include "vocabulary/device.cuh"
 
 constexpr int HEADS_A_BLOCK = 4;
@@ -28,12 +26,10 @@ struct Shape {
 constexpr int TOGETHER = 4;
 
 // One head of one row, by one warp. `out` is the start of the head in its destination; nothing is written unless
-// `active`. No `__restrict__` on it, nor on `keys` and `values` below: for an address that comes out of a table nvcc would
-// then read the table through the read-only path.
-template <Form form, typename Out>
-__device__ __forceinline__ void rotate_head(const void *qkv, size_t row, size_t row_width, size_t column,
-                                            const float *__restrict__ weight, const float *phases, const Shape &shape,
-                                            int half, Out *out, bool active) {
+// `active`.
+__device__ __forceinline__ void rotate_head(const bf16 *qkv, size_t row, size_t row_width, size_t column,
+                                      const float *__restrict__ weight, const float *phases, const Shape &shape,
+                                      int half, bf16 *out, bool active) {
     const int lane = threadIdx.x % WARP, width = shape.head_width;
     float factor = 1.0f;
     if (weight != nullptr) {
@@ -43,7 +39,7 @@ __device__ __forceinline__ void rotate_head(const void *qkv, size_t row, size_t 
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
                 const int i = first + j * WARP;
-                x[j] = i < width ? load<form>(qkv, row, row_width, column + i) : 0.0f;
+                x[j] = i < width ? load<BF16>(qkv, row, row_width, column + i) : 0.0f;
             }
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) squares = fmaf(x[j], x[j], squares);
@@ -51,16 +47,10 @@ __device__ __forceinline__ void rotate_head(const void *qkv, size_t row, size_t 
         factor = 1.0f / sqrtf(warp_sum(squares) / float(width) + shape.epsilon);
     }
     const auto normalized = [&](int i) {
-        const float x = load<form>(qkv, row, row_width, column + i);
+        const float x = load<BF16>(qkv, row, row_width, column + i);
         return weight != nullptr ? x * factor * weight[i] : x;
     };
-    const auto put = [&](int i, float x) {
-        if constexpr (sizeof(Out) == sizeof(float)) {
-            out[i] = x;
-        } else {
-            out[i] = __float2bfloat16_rn(x);
-        }
-    };
+    const auto put = [&](int i, float x) { out[i] = __float2bfloat16_rn(x); };
     for (int first = lane; first < half; first += TOGETHER * WARP) {
         float low[TOGETHER], high[TOGETHER], cosine[TOGETHER], sine[TOGETHER];
 #pragma unroll
@@ -93,12 +83,11 @@ __device__ __forceinline__ void rotate_head(const void *qkv, size_t row, size_t 
     }
 }
 
-// The head that this warp takes, of one row: queries to `queries`, keys and values to their position in a cache;
+// The head that this warp takes, of one row: queries to `queries`, keys and values to their position in the cache;
 // nowhere where the position is negative.
-template <Form form, typename Query>
-__device__ __forceinline__ void append_row(const void *qkv, const float *__restrict__ q_weight,
+__device__ __forceinline__ void append_row(const bf16 *qkv, const float *__restrict__ q_weight,
                                            const float *__restrict__ k_weight, const float *phases, size_t row,
-                                           bf16 *keys, bf16 *values, int64_t position, Query *__restrict__ queries,
+                                           bf16 *keys, bf16 *values, int64_t position, bf16 *__restrict__ queries,
                                            const Shape &shape) {
     const int head = blockIdx.y * HEADS_A_BLOCK + threadIdx.x / WARP;
     if (head >= shape.heads + 2 * shape.kv_heads) return;
@@ -107,30 +96,18 @@ __device__ __forceinline__ void append_row(const void *qkv, const float *__restr
     const float *row_phases = phases + row * 2 * shape.half;
     const bool active = position >= 0;
     if (head < shape.heads) {
-        rotate_head<form>(qkv, row, row_width, head * width, q_weight, row_phases, shape, shape.half,
-                          queries + (int64_t(row) * shape.heads + head) * width, active);
+        rotate_head(qkv, row, row_width, head * width, q_weight, row_phases, shape, shape.half,
+                    queries + (int64_t(row) * shape.heads + head) * width, active);
     } else if (head < shape.heads + shape.kv_heads) {
-        rotate_head<form>(qkv, row, row_width, head * width, k_weight, row_phases, shape, shape.half,
-                          keys + (position * shape.kv_heads + head - shape.heads) * width, active);
+        rotate_head(qkv, row, row_width, head * width, k_weight, row_phases, shape, shape.half,
+                    keys + (position * shape.kv_heads + head - shape.heads) * width, active);
     } else {
-        rotate_head<form>(qkv, row, row_width, head * width, nullptr, row_phases, shape, 0,
-                          values + (position * shape.kv_heads + head - shape.heads - shape.kv_heads) * width, active);
+        rotate_head(qkv, row, row_width, head * width, nullptr, row_phases, shape, 0,
+                    values + (position * shape.kv_heads + head - shape.heads - shape.kv_heads) * width, active);
     }
 }
 
-// Grid: rows, ceil((heads + 2 kv_heads) / HEADS_A_BLOCK). A row whose position is negative is padding.
-extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
-    rope_append_few(const float *qkv, const float *__restrict__ q_weight, const float *__restrict__ k_weight,
-                    const float *phases, const uint64_t *kv_table, const int *positions, float *__restrict__ queries,
-                    int heads, int kv_heads, int head_width, int half, float epsilon) {
-    let_next_kernel_start();
-    wait_for_previous_kernel();
-    const size_t row = blockIdx.x;
-    append_row<F32>(qkv, q_weight, k_weight, phases, row, reinterpret_cast<bf16 *>(kv_table[2 * row]),
-                    reinterpret_cast<bf16 *>(kv_table[2 * row + 1]), positions[row], queries,
-                    Shape{heads, kv_heads, head_width, half, epsilon});
-}
-
+// Grid: rows, ceil((heads + 2 kv_heads) / HEADS_A_BLOCK).
 extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
     rope_append_many(const bf16 *qkv, const float *__restrict__ q_weight, const float *__restrict__ k_weight,
                      const float *phases, bf16 *__restrict__ keys, bf16 *__restrict__ values, int64_t first_position,
@@ -138,6 +115,6 @@ extern "C" __global__ void __launch_bounds__(HEADS_A_BLOCK *WARP)
     let_next_kernel_start();
     wait_for_previous_kernel();
     const size_t row = blockIdx.x;
-    append_row<BF16>(qkv, q_weight, k_weight, phases, row, keys, values, first_position + row, queries,
-                     Shape{heads, kv_heads, head_width, half, epsilon});
+    append_row(qkv, q_weight, k_weight, phases, row, keys, values, first_position + row, queries,
+               Shape{heads, kv_heads, head_width, half, epsilon});
 }

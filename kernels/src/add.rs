@@ -2,6 +2,7 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
+    checks::{by_vectors, int},
     launch::{Arguments, Launch},
 };
 
@@ -12,21 +13,11 @@ const VECTOR: usize = 4;
 /// Blocks from which on a block takes several places in turn.
 const MOST_BLOCKS: usize = 8192;
 
-/// A size as kernels take it.
-pub(crate) fn int(value: usize) -> Result<i32> {
-    i32::try_from(value).map_err(|_| Error::SizeOverflow)
-}
-
 /// Blocks for rows of `per_row` threads' work: a row along x, the rows along y, where a block takes several in turn past
 /// the grid's limit.
 pub(crate) fn row_grid(per_row: usize, threads: usize, rows: usize) -> Result<[u32; 3]> {
     let across = u32::try_from(per_row.div_ceil(threads)).map_err(|_| Error::SizeOverflow)?;
     Ok([across, rows.min(65_535) as u32, 1])
-}
-
-/// Whether rows of this width at these addresses can be read and written by 16 bytes of F32.
-pub(crate) fn by_vectors(width: usize, addresses: &[u64]) -> bool {
-    width.is_multiple_of(VECTOR) && addresses.iter().all(|address| address.is_multiple_of(16))
 }
 
 /// The kernel for an input's form, by vectors or by elements.
@@ -89,7 +80,7 @@ pub fn add_gated_rows(gpu: &Gpu, call: &AddGatedRows<'_>) -> Result<()> {
     let vectors = by_vectors(width, &[residual, y]);
     let names = ["add_gated_rows_f32", "add_gated_rows_bf16", "add_gated_rows_f32_any", "add_gated_rows_bf16_any"];
     let name = by_input(NAME, form, vectors, names)?;
-    let arguments = Arguments::new().u64(residual).u64(y).u64(gate).i32(int(rows)?).i32(int(width)?);
+    let arguments = Arguments::new().u64(residual).u64(y).u64(gate).i32(int(NAME, rows)?).i32(int(NAME, width)?);
     gpu.launch(&gpu.function("add", name)?, row_launch(width, vectors, rows)?, arguments)
 }
 
@@ -105,7 +96,7 @@ pub fn add_bias(gpu: &Gpu, x: Slice<'_>, form: Form, bias: Slice<'_>, rows: usiz
     let vectors = by_vectors(width, &[x, bias]);
     let names = ["add_bias_f32", "add_bias_bf16", "add_bias_f32_any", "add_bias_bf16_any"];
     let name = by_input(NAME, form, vectors, names)?;
-    let arguments = Arguments::new().u64(x).u64(bias).i32(int(rows)?).i32(int(width)?);
+    let arguments = Arguments::new().u64(x).u64(bias).i32(int(NAME, rows)?).i32(int(NAME, width)?);
     gpu.launch(&gpu.function("add", name)?, row_launch(width, vectors, rows)?, arguments)
 }
 
@@ -134,7 +125,7 @@ pub fn convert(gpu: &Gpu, x: Slice<'_>, out: Slice<'_>, form: Form, rows: usize,
     let out = out.expect(NAME, "the output in bytes", form.bytes(rows, width)?)?;
     let vectors = by_vectors(width, &[x, out]);
     let function = gpu.function("add", if vectors { "convert" } else { "convert_any" })?;
-    let arguments = Arguments::new().u64(x).u64(out).i32(form as i32).i32(int(rows)?).i32(int(width)?);
+    let arguments = Arguments::new().u64(x).u64(out).i32(form as i32).i32(int(NAME, rows)?).i32(int(NAME, width)?);
     gpu.launch(&function, row_launch(width, vectors, rows)?, arguments)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -67,10 +67,10 @@ pub fn advance(gpu: &Gpu, call: &Advance<'_>) -> Result<()> {
         .u64(positions)
         .u64(histories)
         .u64(report.ring)
-        .i32(int(report.ring_length)?)
+        .i32(int(NAME, report.ring_length)?)
         .u64(step)
         .u64(report.published)
-        .i32(int(rows)?);
+        .i32(int(NAME, rows)?);
     let launch = Launch { grid: [1, 1, 1], threads: 64, shared_bytes: 0 };
     gpu.launch(&gpu.function("advance", "advance")?, launch, arguments)
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::{by_vectors, int},
+    checks::{by_vectors, int},
     launch::{Arguments, Launch},
 };
 
@@ -50,7 +50,8 @@ pub fn argmax(gpu: &Gpu, call: &Argmax<'_>) -> Result<()> {
     let ids = call.ids.expect(NAME, "the ids in bytes", Form::F32.bytes(rows, 1)?)?;
     let workspace = call.workspace.expect(NAME, "the workspace in bytes", argmax_workspace(rows, vocabulary)?)?;
     let vectors = by_vectors(vocabulary, &[logits]);
-    let arguments = Arguments::new().u64(logits).u64(ids).u64(workspace).i32(int(vocabulary)?).i32(i32::from(vectors));
-    let grid = [int(vocabulary.div_ceil(PER_BLOCK))? as u32, rows as u32, 1];
+    let arguments =
+        Arguments::new().u64(logits).u64(ids).u64(workspace).i32(int(NAME, vocabulary)?).i32(i32::from(vectors));
+    let grid = [int(NAME, vocabulary.div_ceil(PER_BLOCK))? as u32, rows as u32, 1];
     gpu.launch(&gpu.function("argmax", "argmax")?, Launch { grid, threads: THREADS, shared_bytes: 0 }, arguments)
 }

@@ -5,8 +5,8 @@ use std::f32::consts::LOG2_E;
 
 use crate::{
     Error, Form, Gpu, Kernels, Result, Slice,
-    add::int,
     attention_hopper::{AttentionHopper, Sees, attention_hopper},
+    checks::int,
     launch::{Arguments, Launch},
     tensor_map::Tensor,
 };
@@ -208,14 +208,14 @@ pub fn attention_with(gpu: &Gpu, call: &Attention<'_>, kernels: Kernels) -> Resu
         .u64(query_batch_stride as u64)
         .u64(kv_width as u64)
         .u64(kv_batch_stride as u64)
-        .i32(int(rows)?)
-        .i32(int(length)?)
-        .i32(int(heads)?)
-        .i32(int(kv_heads)?)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, length)?)
+        .i32(int(NAME, heads)?)
+        .i32(int(NAME, kv_heads)?)
         .f32(call.scale * LOG2_E)
         .i32(causal)
         .i32(window);
-    let grid = [rows.div_ceil(block_rows) as u32, int(heads)? as u32, int(batch)? as u32];
+    let grid = [rows.div_ceil(block_rows) as u32, int(NAME, heads)? as u32, int(NAME, batch)? as u32];
     let shared_bytes = ((block_rows + 2 * tiling.keys) * (head_width + PADDING) * 2) as u32;
     gpu.launch(&gpu.function("attention", kernel)?, Launch { grid, threads: THREADS, shared_bytes }, arguments)
 }

@@ -3,8 +3,8 @@
 
 use crate::{
     Error, Gpu, Result,
-    add::int,
     attention_training::BackwardCall,
+    checks::int,
     launch::{Arguments, Function, Launch},
     tensor_map::{Tensor, TensorMap},
 };
@@ -22,6 +22,7 @@ const TILINGS: [Tiling; 2] = [
     Tiling { kernel: "attention_backward_hopper_128", head_width: 128, stages: 4 },
 ];
 
+const NAME: &str = "attention's backward pass on Hopper";
 const THREADS: u32 = 384;
 /// Rows of an item, and of a tile that passes by.
 const BLOCK: usize = 128;
@@ -73,11 +74,11 @@ pub(crate) fn attention_backward_hopper(gpu: &Gpu, mut call: BackwardCall, opera
     // Where work is little, the long items come first; where there is much of it, the heads one by one, so that what passes
     // by stays in the second-level cache.
     let by_length = key_tiles.max(query_tiles) <= MOST_ORDERED_TILES && items <= 16 * multiprocessors;
-    call.key_blocks = int(key_items)?;
+    call.key_blocks = int(NAME, key_items)?;
     call.forward.by_length = i32::from(by_length);
 
     let pieces = queries.rows.checked_mul(heads * head_width / 8).ok_or(Error::SizeOverflow)?;
-    let blocks = int(pieces.div_ceil(PREPARE_THREADS).saturating_add(2))? as u32;
+    let blocks = int(NAME, pieces.div_ceil(PREPARE_THREADS).saturating_add(2))? as u32;
     let launch = Launch { grid: [blocks, 1, 1], threads: PREPARE_THREADS as u32, shared_bytes: 0 };
     gpu.launch(&prepare, launch, Arguments::new().value(call))?;
 
@@ -88,7 +89,7 @@ pub(crate) fn attention_backward_hopper(gpu: &Gpu, mut call: BackwardCall, opera
         .value(TensorMap::new(values, TILE as u32)?)
         .value(TensorMap::new(gradient, TILE as u32)?);
     // A block stays on its multiprocessor and takes the next item when it is done with one.
-    let grid = [int(items.min(multiprocessors))? as u32, 1, 1];
+    let grid = [int(NAME, items.min(multiprocessors))? as u32, 1, 1];
     let launch = Launch { grid, threads: THREADS, shared_bytes: tiling.shared_bytes() as u32 };
     gpu.launch(&kernel, launch, arguments)?;
     Ok(true)

@@ -9,7 +9,7 @@ use std::f32::consts::LOG2_E;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::int,
     gpu::CLUSTERS_FROM,
     launch::{Arguments, Launch},
 };
@@ -197,17 +197,21 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
         .u64(call.tickets.expect(NAME, "the tickets in bytes", plan.workspace.tickets)?)
         .f32(call.epsilon)
         .f32(call.scale * LOG2_E)
-        .i32(int(half)?)
+        .i32(int(NAME, half)?)
         // A window past the greatest number is none.
         .i32(window.and_then(|window| i32::try_from(window).ok()).unwrap_or(0))
-        .i32(int(heads)?)
-        .i32(int(kv_heads)?)
-        .i32(int(heads / kv_heads)?)
-        .i32(int(head_width)?)
-        .i32(int(plan.head_blocks)?)
-        .i32(int(plan.most_chunks)?)
-        .i32(int(plan.most_leaves)?);
-    let grid = [int(LEAF * kv_heads * plan.head_blocks)? as u32, int(rows)? as u32, int(plan.leaves_at_once)? as u32];
+        .i32(int(NAME, heads)?)
+        .i32(int(NAME, kv_heads)?)
+        .i32(int(NAME, heads / kv_heads)?)
+        .i32(int(NAME, head_width)?)
+        .i32(int(NAME, plan.head_blocks)?)
+        .i32(int(NAME, plan.most_chunks)?)
+        .i32(int(NAME, plan.most_leaves)?);
+    let grid = [
+        int(NAME, LEAF * kv_heads * plan.head_blocks)? as u32,
+        int(NAME, rows)? as u32,
+        int(NAME, plan.leaves_at_once)? as u32,
+    ];
     gpu.launch(
         &gpu.function("attention_few", kernels[usize::from(by_tickets)])?,
         Launch { grid, threads, shared_bytes },

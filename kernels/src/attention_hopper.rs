@@ -5,7 +5,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Gpu, Result,
-    add::int,
+    checks::int,
     launch::{Arguments, Function, Launch},
     tensor_map::{Tensor, TensorMap},
 };
@@ -34,6 +34,7 @@ const TILINGS: [Tiling; 2] = [
     Tiling { kernel: "attention_hopper_128", head_width: 128, consumers: 2, stages: 2 },
 ];
 
+const NAME: &str = "attention on Hopper";
 const WARPGROUP: usize = 128;
 /// Keys of a tile.
 const KEYS: usize = 128;
@@ -122,11 +123,11 @@ pub(crate) fn attention_hopper(gpu: &Gpu, call: &AttentionHopper) -> Result<bool
             end_key,
             out_stride: call.out_stride as u64,
             out_batch_stride: call.out_batch_stride as u64,
-            rows: int(queries.rows)?,
-            keys: int(keys.rows)?,
-            heads: int(*heads)?,
-            kv_heads: int(*kv_heads)?,
-            batch: int(queries.batch)?,
+            rows: int(NAME, queries.rows)?,
+            keys: int(NAME, keys.rows)?,
+            heads: int(NAME, *heads)?,
+            kv_heads: int(NAME, *kv_heads)?,
+            batch: int(NAME, queries.batch)?,
             scale: call.scale,
             causal,
             window,
@@ -135,7 +136,7 @@ pub(crate) fn attention_hopper(gpu: &Gpu, call: &AttentionHopper) -> Result<bool
         });
     // A block stays on its multiprocessor and takes the next piece when it is done with one.
     let launch = Launch {
-        grid: [int(pieces)?.min(int(multiprocessors)?) as u32, 1, 1],
+        grid: [int(NAME, pieces)?.min(int(NAME, multiprocessors)?) as u32, 1, 1],
         threads: ((tiling.consumers + 1) * WARPGROUP) as u32,
         shared_bytes: tiling.shared_bytes() as u32,
     };

@@ -10,9 +10,9 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Kernels, Result, Slice,
-    add::int,
     attention_backward_hopper::{Operands, attention_backward_hopper},
     attention_hopper::{AttentionHopper, Sees, attention_hopper},
+    checks::int,
     launch::{Arguments, Launch},
     tensor_map::Tensor,
 };
@@ -114,7 +114,8 @@ pub fn attention_training(gpu: &Gpu, call: &AttentionTraining<'_>) -> Result<()>
 /// # Errors
 /// As [`attention_training`].
 pub fn attention_training_with(gpu: &Gpu, call: &AttentionTraining<'_>, kernels: Kernels) -> Result<()> {
-    let checked = check("attention for training", call)?;
+    const NAME: &str = "attention for training";
+    let checked = check(NAME, call)?;
     if call.rows == 0 {
         return Ok(());
     }
@@ -125,7 +126,11 @@ pub fn attention_training_with(gpu: &Gpu, call: &AttentionTraining<'_>, kernels:
     let blocks = |tiling: &Forward| call.rows.div_ceil(tiling.rows).saturating_mul(call.heads);
     let tiling = choose(gpu, tilings, Forward::shared_bytes, |tiling| blocks(tiling) >= 2 * multiprocessors(gpu))?;
     let by_length = is_by_length(gpu, call.rows.div_ceil(tiling.rows), blocks(tiling));
-    let launch = Launch { grid: [grid(blocks(tiling))?, 1, 1], threads: THREADS, shared_bytes: tiling.shared_bytes() };
+    let launch = Launch {
+        grid: [int(NAME, blocks(tiling))? as u32, 1, 1],
+        threads: THREADS,
+        shared_bytes: tiling.shared_bytes(),
+    };
     let arguments = Arguments::new().value(Call { by_length, ..checked });
     gpu.launch(&gpu.function("attention_training", tiling.kernel)?, launch, arguments)
 }
@@ -195,8 +200,11 @@ pub fn attention_training_backward_with(
         .i32(checked.heads)
         .i32(checked.width)
         .i32(lanes as i32);
-    let launch =
-        Launch { grid: [grid(threads.div_ceil(DELTA_THREADS))?, 1, 1], threads: DELTA_THREADS as u32, shared_bytes: 0 };
+    let launch = Launch {
+        grid: [int(NAME, threads.div_ceil(DELTA_THREADS))? as u32, 1, 1],
+        threads: DELTA_THREADS as u32,
+        shared_bytes: 0,
+    };
     gpu.launch(&gpu.function("attention_training", "attention_training_delta")?, launch, delta_arguments)?;
 
     let tilings = BACKWARD.iter().filter(|tiling| tiling.width == kernel_width(head_width));
@@ -208,8 +216,9 @@ pub fn attention_training_backward_with(
     let blocks = key_blocks.saturating_add(rows.div_ceil(tiling.rows).saturating_mul(heads));
     let tiles = keys.div_ceil(tiling.keys).max(rows.div_ceil(tiling.rows));
     arguments.forward.by_length = is_by_length(gpu, tiles, blocks);
-    arguments.key_blocks = int(key_blocks)?;
-    let launch = Launch { grid: [grid(blocks)?, 1, 1], threads: THREADS, shared_bytes: tiling.shared_bytes() };
+    arguments.key_blocks = int(NAME, key_blocks)?;
+    let launch =
+        Launch { grid: [int(NAME, blocks)? as u32, 1, 1], threads: THREADS, shared_bytes: tiling.shared_bytes() };
     gpu.launch(&gpu.function("attention_training", tiling.kernel)?, launch, Arguments::new().value(arguments))
 }
 
@@ -369,10 +378,6 @@ fn is_by_length(gpu: &Gpu, tiles: usize, blocks: usize) -> i32 {
     i32::from(tiles <= 512 && blocks <= 16 * multiprocessors(gpu))
 }
 
-fn grid(blocks: usize) -> Result<u32> {
-    Ok(int(blocks)? as u32)
-}
-
 /// The address of rows of `width` elements, `stride` apart.
 fn operand(
     operation: &'static str,
@@ -429,11 +434,11 @@ fn check(operation: &'static str, call: &AttentionTraining<'_>) -> Result<Call> 
         k_stride: call.k_stride as u64,
         v_stride: call.v_stride as u64,
         out_stride: call.out_stride as u64,
-        rows: int(rows)?,
-        keys: int(keys)?,
-        heads: int(heads)?,
-        kv_heads: int(kv_heads)?,
-        width: int(head_width)?,
+        rows: int(operation, rows)?,
+        keys: int(operation, keys)?,
+        heads: int(operation, heads)?,
+        kv_heads: int(operation, kv_heads)?,
+        width: int(operation, head_width)?,
         scale: scale * LOG2_E,
         by_length: 0,
         padding: 0,

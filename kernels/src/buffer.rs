@@ -139,6 +139,22 @@ impl<'a> Slice<'a> {
         }
         Ok(self.address)
     }
+
+    /// [`Slice::expect`] of what may be left out: then 0, which kernels take for nothing.
+    pub(crate) fn expect_optional(
+        slice: Option<Self>,
+        operation: &'static str,
+        what: &'static str,
+        bytes: usize,
+    ) -> Result<u64> {
+        slice.map_or(Ok(0), |slice| slice.expect(operation, what, bytes))
+    }
+
+    /// Of no memory, for tests of what looks at places and sizes alone.
+    #[cfg(test)]
+    pub(crate) fn at(address: u64, bytes: usize) -> Self {
+        Slice { address, bytes, lifetime: PhantomData }
+    }
 }
 
 /// Addresses are multiples of this.

@@ -2,8 +2,7 @@
 
 use crate::{
     Form, Gpu, Result, Slice,
-    add::int,
-    columns::{by, strided},
+    checks::{by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -63,9 +62,14 @@ pub fn column_sums(gpu: &Gpu, call: &ColumnSums<'_>) -> Result<()> {
         true => ("column_sums", 4 * LEAST_COLUMNS),
         false => ("column_sums_any", LEAST_COLUMNS),
     };
-    let arguments =
-        Arguments::new().u64(x).i32(form as i32).u64(stride as u64).u64(partials).i32(int(rows)?).i32(int(columns)?);
-    let grid = [int(columns.div_ceil(per_block))? as u32, pieces as u32, 1];
+    let arguments = Arguments::new()
+        .u64(x)
+        .i32(form as i32)
+        .u64(stride as u64)
+        .u64(partials)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, columns)?);
+    let grid = [int(NAME, columns.div_ceil(per_block))? as u32, pieces as u32, 1];
     let function = gpu.function("column_sums", name)?;
     gpu.launch(&function, Launch { grid, threads: THREADS, shared_bytes: 0 }, arguments)?;
     add_partials(gpu, NAME, partials, pieces, call.out, columns, call.add)
@@ -83,8 +87,13 @@ pub(crate) fn add_partials(
     add: bool,
 ) -> Result<()> {
     let out = out.expect(operation, "the sums in bytes", Form::F32.bytes(1, columns)?)?;
-    let arguments = Arguments::new().u64(partials).u64(out).i32(int(pieces)?).i32(int(columns)?).i32(i32::from(add));
-    let grid = [int(columns.div_ceil(32))? as u32, 1, 1];
+    let arguments = Arguments::new()
+        .u64(partials)
+        .u64(out)
+        .i32(int(operation, pieces)?)
+        .i32(int(operation, columns)?)
+        .i32(i32::from(add));
+    let grid = [int(operation, columns.div_ceil(32))? as u32, 1, 1];
     let function = gpu.function("column_sums", "add_partials")?;
     gpu.launch(&function, Launch { grid, threads: 1024, shared_bytes: 0 }, arguments)
 }

@@ -4,8 +4,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
-    columns::{by, strided},
+    checks::{by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -95,15 +94,15 @@ pub fn cross_entropy(gpu: &Gpu, call: &CrossEntropy<'_>) -> Result<()> {
         scale,
         figures,
         stride: stride as u64,
-        vocabulary: int(vocabulary)?,
-        in_shared: int(in_shared)?,
+        vocabulary: int(NAME, vocabulary)?,
+        in_shared: int(NAME, in_shared)?,
         z_loss,
         slopes: i32::from(logits_become == LogitsBecome::Slopes),
-        rows: int(rows)?,
+        rows: int(NAME, rows)?,
         unused: 0,
     });
     // A row's columns are numbered in 32 bits.
-    int(stride)?;
+    int(NAME, stride)?;
     let (name, threads, _) = kernel;
     let (blocks, shared_bytes) = match kernel {
         AHEAD => (rows.min(gpu.properties().multiprocessors as usize), AHEAD_BYTES),
@@ -111,7 +110,7 @@ pub fn cross_entropy(gpu: &Gpu, call: &CrossEntropy<'_>) -> Result<()> {
     };
     let launch = Launch { grid: [blocks as u32, 1, 1], threads: threads as u32, shared_bytes: shared_bytes as u32 };
     gpu.launch(&gpu.function("cross_entropy", name)?, launch, arguments)?;
-    let arguments = Arguments::new().u64(figures).u64(totals).i32(int(rows)?);
+    let arguments = Arguments::new().u64(figures).u64(totals).i32(int(NAME, rows)?);
     let launch = Launch { grid: [1, 1, 1], threads: 1024, shared_bytes: 0 };
     gpu.launch(&gpu.function("cross_entropy", "add_figures")?, launch, arguments)
 }

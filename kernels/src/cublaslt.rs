@@ -222,7 +222,7 @@ impl CublasLt {
     /// The first of the library's proposals that sums in one piece and serves every number of rows.
     fn choose(&self, shape: &Shape) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
         // Sixteen bytes is what every launcher promises of addresses; a row of `out` may promise less.
-        let preference = Preference::new(1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4))?;
+        let preference = Preference::new(1 << shape.output.form().bytes(1, shape.out_stride)?.trailing_zeros().min(4))?;
         preference.set(
             sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
             &(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32),

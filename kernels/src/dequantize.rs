@@ -2,8 +2,9 @@
 
 use crate::{
     Error, Gpu, Result, Slice,
+    checks::padded_int,
     launch::{Arguments, Launch},
-    weights::{TILE_ROWS, TileFormat, WeightLayout, kernel_of, size},
+    weights::{TILE_ROWS, TileFormat, WeightLayout, kernel_of},
 };
 
 /// The sizes and places of a [`dequantize`] call.
@@ -39,7 +40,7 @@ pub fn dequantize(gpu: &Gpu, call: &Dequantize<'_>) -> Result<()> {
         return Err(Error::Shape { operation: OPERATION, what: "rows of the matrix", expected: end, found: rows });
     }
     let matrix = matrix.expect(OPERATION, "the matrix in bytes", layout.bytes(rows, cols)?)?;
-    let (rows, cols_i32) = (size(OPERATION, "rows", rows)?, size(OPERATION, "columns", cols)?);
+    let (rows, cols_i32) = (padded_int(OPERATION, "rows", rows)?, padded_int(OPERATION, "columns", cols)?);
     let padded = WeightLayout::padded_cols(cols);
     let out_bytes = padded.checked_mul(2).and_then(|row| row.checked_mul(count)).ok_or(Error::SizeOverflow)?;
     let out = out.expect(OPERATION, "the unpacked rows in bytes", out_bytes)?;
@@ -58,7 +59,7 @@ pub fn dequantize(gpu: &Gpu, call: &Dequantize<'_>) -> Result<()> {
             let tiles = end.div_ceil(TILE_ROWS) - first_row / TILE_ROWS;
             // A warp has a chunk of a tile.
             let items = tiles.checked_mul(padded / 64).ok_or(Error::SizeOverflow)?;
-            size(OPERATION, "chunks of 16 rows and 64 columns", items)?;
+            padded_int(OPERATION, "chunks of 16 rows and 64 columns", items)?;
             let grid = [items.div_ceil(WARPS_PER_BLOCK) as u32, 1, 1];
             let launch = Launch { grid, threads: 32 * WARPS_PER_BLOCK as u32, shared_bytes: 0 };
             gpu.launch(&function, launch, arguments.i32(count as i32))

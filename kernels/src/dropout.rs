@@ -4,8 +4,8 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::{int, row_grid},
-    columns::{by, strided},
+    add::row_grid,
+    checks::{by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -62,8 +62,8 @@ pub fn dropout(gpu: &Gpu, call: &Dropout<'_>) -> Result<()> {
         x_stride: x_stride as u64,
         out_stride: out_stride as u64,
         stream,
-        rows: int(rows)?,
-        width: int(width)?,
+        rows: int(NAME, rows)?,
+        width: int(NAME, width)?,
         form: form as i32,
         threshold: (f64::from(probability) * 4_294_967_296.0) as u32,
         scale: (1.0 / (1.0 - f64::from(probability))) as f32,

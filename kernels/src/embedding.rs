@@ -2,8 +2,9 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
+    checks::padded_int,
     launch::{Arguments, Launch},
-    weights::{WeightLayout, kernel_of, size},
+    weights::{WeightLayout, kernel_of},
 };
 
 /// The sizes and places of an [`embedding`] call.
@@ -39,11 +40,11 @@ pub fn embedding(gpu: &Gpu, call: &Embedding<'_>) -> Result<()> {
     let table = table.expect(OPERATION, "the table in bytes", layout.bytes(rows, width)?)?;
     let out = out.expect(OPERATION, "the rows in bytes", Form::F32.bytes(n, width)?)?;
     let ids = ids.expect(OPERATION, "the ids in bytes", n.checked_mul(4).ok_or(Error::SizeOverflow)?)?;
-    let rows = size(OPERATION, "rows", rows)?;
-    size(OPERATION, "ids", n)?;
+    let rows = padded_int(OPERATION, "rows", rows)?;
+    padded_int(OPERATION, "ids", n)?;
     // A thread has eight columns.
     let grid = [n as u32, width.div_ceil(8 * THREADS) as u32, 1];
-    let width = size(OPERATION, "width", width)?;
+    let width = padded_int(OPERATION, "width", width)?;
     let function = gpu.function(OPERATION, name)?;
     let arguments = Arguments::new().u64(out).u64(table).u64(ids).i32(rows).i32(width).f32(scale);
     gpu.launch(&function, Launch { grid, threads: THREADS as u32, shared_bytes: 0 }, arguments)

@@ -4,8 +4,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
-    columns::{by, strided},
+    checks::{by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -98,9 +97,9 @@ pub fn embedding_backward(gpu: &Gpu, call: &EmbeddingBackward<'_>) -> Result<()>
         count: workspace + count as u64,
         sorted: workspace + sorted as u64,
         partials: workspace + partials as u64,
-        rows: int(rows)?,
-        vocabulary: int(vocabulary)?,
-        width: int(width)?,
+        rows: int(NAME, rows)?,
+        vocabulary: int(NAME, vocabulary)?,
+        width: int(NAME, width)?,
         form: form as i32,
         bins_log2: bins_log2 as i32,
         scale,
@@ -115,7 +114,7 @@ pub fn embedding_backward(gpu: &Gpu, call: &EmbeddingBackward<'_>) -> Result<()>
         true => ("embedding_add", "embedding_join", 4),
         false => ("embedding_add_any", "embedding_join_any", 1),
     };
-    let pieces = int(rows.div_ceil(PIECE))? as u32;
+    let pieces = int(NAME, rows.div_ceil(PIECE))? as u32;
     start(add, [pieces, width.div_ceil(ADD_THREADS * columns) as u32], ADD_THREADS as u32, 0)?;
     start(join, [pieces, width.div_ceil(32 * columns) as u32], JOIN_THREADS, 0)
 }

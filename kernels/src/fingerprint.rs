@@ -2,8 +2,7 @@
 
 use crate::{
     Form, Gpu, Result, Slice,
-    add::int,
-    columns::strided,
+    checks::{int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -27,8 +26,12 @@ pub(crate) fn fingerprint(
     let address = strided(NAME, "the rows in bytes", slice, form, [rows, stride, width])?;
     let sum = sum.expect(NAME, "the sum in bytes", 8)?;
     let halves = if form == Form::F32 { 2 } else { 1 };
-    let arguments =
-        Arguments::new().u64(address).u64((halves * stride) as u64).i32(int(rows)?).i32(int(halves * width)?).u64(sum);
+    let arguments = Arguments::new()
+        .u64(address)
+        .u64((halves * stride) as u64)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, halves * width)?)
+        .u64(sum);
     let launch = Launch { grid: [rows.min(MOST_BLOCKS) as u32, 1, 1], threads: THREADS, shared_bytes: 0 };
     gpu.launch(&gpu.function("fingerprint", "fingerprint")?, launch, arguments)
 }

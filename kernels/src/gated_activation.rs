@@ -2,7 +2,8 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::{int, row_grid},
+    add::row_grid,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -72,7 +73,8 @@ pub fn gated_activation(gpu: &Gpu, call: &GatedActivation<'_>) -> Result<()> {
     let aligned = [gate, up, out].iter().all(|address| address.is_multiple_of(16))
         && [gate_stride, up_stride, width].iter().all(|size| size.is_multiple_of(vector));
     let places = Arguments::new().u64(gate).u64(gate_stride as u64).u64(up).u64(up_stride as u64).u64(out);
-    let sizes = |arguments: Arguments| Ok(arguments.i32(int(rows)?).i32(int(width)?).i32(call.activation as i32));
+    let sizes =
+        |arguments: Arguments| Ok(arguments.i32(int(NAME, rows)?).i32(int(NAME, width)?).i32(call.activation as i32));
     let eights = rows.checked_mul(width / 8).and_then(|count| i32::try_from(count).ok());
     if let (true, Form::Bf16, Form::Bf16, Some(eights)) = (aligned, input_form, form, eights) {
         let grid = [(eights as u32).div_ceil(EIGHTS_OF_BLOCK), 1, 1];

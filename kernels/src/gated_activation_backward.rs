@@ -4,8 +4,8 @@ use bytemuck::NoUninit;
 
 use crate::{
     Activation, Error, Form, Gpu, Result, Slice,
-    add::{int, row_grid},
-    columns::{by, strided},
+    add::row_grid,
+    checks::{by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -76,7 +76,7 @@ pub fn gated_activation_backward_dots(gpu: &Gpu, call: &GatedActivationBackward<
         let what = "dots of columns that are not aligned to eight elements".to_owned();
         return Err(Error::Unsupported { operation: NAME, what });
     }
-    let grid = [int(call.rows.div_ceil(THREADS / 32))? as u32, 1, 1];
+    let grid = [int(NAME, call.rows.div_ceil(THREADS / 32))? as u32, 1, 1];
     let launch = Launch { grid, threads: THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("gated_activation_backward", "gated_activation_backward_dots")?, launch, arguments)
 }
@@ -104,8 +104,8 @@ fn checked(call: &GatedActivationBackward<'_>, dots: u64) -> Result<(Arguments, 
         gate_gradient_stride: call.gate_gradient.stride as u64,
         up_gradient_stride: call.up_gradient.stride as u64,
         product_stride: call.product.map_or(0, |product| product.stride as u64),
-        rows: int(rows)?,
-        width: int(width)?,
+        rows: int(NAME, rows)?,
+        width: int(NAME, width)?,
         activation: call.activation as i32,
         unused: 0,
     };

@@ -2,8 +2,8 @@
 
 use crate::{
     Form, Gpu, Result, Slice,
-    add::int,
-    gemm::{multiple, result},
+    checks::{int, multiple},
+    gemm::result,
     launch::{Arguments, Launch},
 };
 
@@ -38,14 +38,14 @@ pub fn gated_rows_backward(gpu: &Gpu, call: &GatedRowsBackward<'_>) -> Result<()
     let GatedRowsBackward { rows, width, .. } = *call;
     multiple(NAME, "the width (needed: a multiple of)", width, 4)?;
     let arguments = Arguments::new()
-        .u64(result(NAME, call.gradient, rows, width, width, 4)?)
-        .u64(result(NAME, call.y, rows, width, width, 4)?)
+        .u64(result(NAME, call.gradient, Form::F32, [rows, width, width])?)
+        .u64(result(NAME, call.y, Form::F32, [rows, width, width])?)
         .u64(call.gate.expect(NAME, "the gate in bytes", Form::F32.bytes(rows, 1)?)?)
-        .u64(result(NAME, call.y_gradient, rows, width, width, 2)?)
-        .u64(result(NAME, call.gate_gradient, rows, 8, 8, 2)?)
-        .i32(int(rows)?)
-        .i32(int(width)?);
+        .u64(result(NAME, call.y_gradient, Form::Bf16, [rows, width, width])?)
+        .u64(result(NAME, call.gate_gradient, Form::Bf16, [rows, 8, 8])?)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, width)?);
     let launch =
-        Launch { grid: [int(rows.div_ceil(WARPS))? as u32, 1, 1], threads: 32 * WARPS as u32, shared_bytes: 0 };
+        Launch { grid: [int(NAME, rows.div_ceil(WARPS))? as u32, 1, 1], threads: 32 * WARPS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("gated_rows_backward", "gated_rows_backward")?, launch, arguments)
 }

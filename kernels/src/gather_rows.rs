@@ -2,7 +2,8 @@
 
 use crate::{
     Form, Gpu, Result, Slice,
-    add::{by_vectors, int, row_grid},
+    add::row_grid,
+    checks::{by_vectors, int},
     launch::{Arguments, Launch},
 };
 
@@ -38,12 +39,19 @@ pub fn gather_rows(gpu: &Gpu, call: &GatherRows<'_>) -> Result<()> {
     let rows = call.rows.expect(NAME, "the row numbers in bytes", Form::F32.bytes(count, 1)?)?;
     let out = call.out.expect(NAME, "the output in bytes", Form::F32.bytes(count, width)?)?;
     // The kernel of vectors counts them in 32 bits.
-    let vectors = count.checked_mul(width / 4).filter(|&vectors| by_vectors(width, &[x, out]) && int(vectors).is_ok());
+    let vectors =
+        count.checked_mul(width / 4).filter(|&vectors| by_vectors(width, &[x, out]) && int(NAME, vectors).is_ok());
     let (name, grid) = match vectors {
         Some(vectors) => ("gather_rows", [vectors.div_ceil(VECTORS_OF_BLOCK) as u32, 1, 1]),
         None => ("gather_rows_any", row_grid(width, THREADS, count)?),
     };
-    let arguments = Arguments::new().u64(x).u64(rows).u64(out).i32(int(x_rows)?).i32(int(count)?).i32(int(width)?);
+    let arguments = Arguments::new()
+        .u64(x)
+        .u64(rows)
+        .u64(out)
+        .i32(int(NAME, x_rows)?)
+        .i32(int(NAME, count)?)
+        .i32(int(NAME, width)?);
     let launch = Launch { grid, threads: THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("gather_rows", name)?, launch, arguments)
 }

@@ -1,11 +1,11 @@
-//! Products of many rows by our own tensor-core kernel: where cuBLASLt is absent, and the gated product, which it has
-//! not.
+//! Products of many rows by our own tensor-core kernel, where cuBLASLt is absent.
 //!
 //! [`Product`] is also what [`CublasLt::matmul`](crate::CublasLt::matmul) takes. A row's result depends on the row and
 //! the weights only: the same bits in a product of 17 rows and of 4,096.
 
 use crate::{
-    Activation, Error, Gpu, Result, Slice,
+    Error, Form, Gpu, Result, Slice,
+    checks::{aligned_to, int, multiple, strided, strided_by_eight},
     launch::{Arguments, Launch},
 };
 
@@ -21,9 +21,9 @@ pub enum Output {
 }
 
 impl Output {
-    /// Bytes of an element.
-    pub(crate) fn element(self) -> usize {
-        if self == Self::Bf16 { 2 } else { 4 }
+    /// How the result is stored.
+    pub(crate) fn form(self) -> Form {
+        if self == Self::Bf16 { Form::Bf16 } else { Form::F32 }
     }
 }
 
@@ -99,10 +99,7 @@ impl<'a> Operand<'a> {
 
     fn address(&self, what: &'static str, [rows, columns]: [usize; 2]) -> Result<u64> {
         let (rows, width) = if self.transposed { (columns, rows) } else { (rows, columns) };
-        multiple(OPERATION, "the stride of an operand's rows (needed: a multiple of)", self.stride, 8)?;
-        let address = self.slice.expect(OPERATION, what, strided_bytes(OPERATION, rows, self.stride, width, 2)?)?;
-        multiple(OPERATION, "the address of an operand (needed: a multiple of)", address as usize, 16)?;
-        Ok(address)
+        strided_by_eight(OPERATION, what, self.slice, [rows, self.stride, width])
     }
 }
 
@@ -110,50 +107,22 @@ impl Multiply<'_> {
     /// Where a, b and out lie, and what the product is added to.
     pub(crate) fn addresses(&self) -> Result<([u64; 3], Option<u64>)> {
         let [m, n, k] = self.size;
-        let element = self.output.element();
+        let form = self.output.form();
         let a = self.a.address("a's size in bytes", [m, k])?;
         let b = self.b.address("b's size in bytes", [k, n])?;
-        let out = result(OPERATION, self.out, m, self.out_stride, n, element)?;
+        let out = result(OPERATION, self.out, form, [m, self.out_stride, n])?;
         let start = match self.start {
-            Some(start) => Some(result(OPERATION, start, m, self.out_stride, n, element)?),
+            Some(start) => Some(result(OPERATION, start, form, [m, self.out_stride, n])?),
             None => (self.output == Output::AddF32).then_some(out),
         };
         Ok(([a, b, out], start))
     }
 }
 
-/// `out[n, outputs] = act(x gate^T) * (x up^T)`, all bfloat16, sums and activation in single precision.
-#[derive(Clone, Copy, Debug)]
-pub struct GatedProduct<'a> {
-    /// `[rows, inputs]` bfloat16; starts at a multiple of 16 bytes.
-    pub x: Slice<'a>,
-    /// Elements from one row of `x` to the next, a multiple of 8.
-    pub x_stride: usize,
-    /// `[outputs, inputs]` bfloat16; starts at a multiple of 16 bytes.
-    pub gate: Slice<'a>,
-    /// As `gate`.
-    pub up: Slice<'a>,
-    /// Elements from one row of `gate` and of `up` to the next, a multiple of 8.
-    pub weight_stride: usize,
-    /// `[rows, outputs]` bfloat16; starts at a multiple of 16 bytes.
-    pub out: Slice<'a>,
-    /// Elements from one row of `out` to the next.
-    pub out_stride: usize,
-    /// What the gate goes through.
-    pub activation: Activation,
-    /// Rows of `x` and `out`.
-    pub rows: usize,
-    /// Rows of `gate` and of `up`.
-    pub outputs: usize,
-    /// The summed dimension, a multiple of 8.
-    pub inputs: usize,
-}
-
 const OPERATION: &str = "product of many rows";
 /// As in `gemm/tile.cuh`.
 const THREADS: u32 = 128;
 const COLUMNS: usize = 128;
-const GATED_COLUMNS: usize = 64;
 
 /// A product by the built-in kernel.
 ///
@@ -188,40 +157,6 @@ pub fn gemm(gpu: &Gpu, call: &Product<'_>) -> Result<()> {
     gpu.launch(&gpu.function("gemm", name)?, launch, arguments)
 }
 
-/// A gated product.
-///
-/// # Errors
-/// A slice is too short, a stride or an address is not aligned, a size does not fit, or the driver fails.
-pub fn gemm_gated(gpu: &Gpu, call: &GatedProduct<'_>) -> Result<()> {
-    let GatedProduct { x_stride, weight_stride, out_stride, rows, outputs, inputs, .. } = *call;
-    let x = operand("gated product", "x's size in bytes", call.x, rows, x_stride, inputs)?;
-    let gate = operand("gated product", "the gate matrix's size in bytes", call.gate, outputs, weight_stride, inputs)?;
-    let up = operand("gated product", "the up matrix's size in bytes", call.up, outputs, weight_stride, inputs)?;
-    let out = result("gated product", call.out, rows, out_stride, outputs, 2)?;
-    if rows == 0 || outputs == 0 {
-        return Ok(());
-    }
-    let tile = TileRows::of(gpu, rows, outputs.div_ceil(GATED_COLUMNS));
-    let name = match tile {
-        TileRows::Large => "gemm_gated_rows128",
-        TileRows::Small => "gemm_gated_rows64",
-    };
-    let arguments = Arguments::new()
-        .u64(x)
-        .u64(gate)
-        .u64(up)
-        .u64(out)
-        .i32(int("gated product", x_stride)?)
-        .i32(int("gated product", weight_stride)?)
-        .i32(int("gated product", out_stride)?)
-        .i32(int("gated product", rows)?)
-        .i32(int("gated product", outputs)?)
-        .i32(int("gated product", inputs)?)
-        .i32(call.activation as i32);
-    let launch = tile.launch("gated product", rows.div_ceil(tile.rows()), outputs.div_ceil(GATED_COLUMNS))?;
-    gpu.launch(&gpu.function("gemm", name)?, launch, arguments)
-}
-
 /// Where the parts of a product lie; a bias that is not there is at 0.
 pub(crate) struct Addresses {
     pub(crate) x: u64,
@@ -233,22 +168,18 @@ pub(crate) struct Addresses {
 impl Product<'_> {
     /// The addresses, once the slices hold what the product touches.
     pub(crate) fn addresses(&self) -> Result<Addresses> {
-        let element = self.output.element();
+        let form = self.output.form();
+        let bias_bytes = form.bytes(1, self.outputs)?;
         Ok(Addresses {
-            x: operand(OPERATION, "x's size in bytes", self.x, self.rows, self.x_stride, self.inputs)?,
+            x: operand(OPERATION, "x's size in bytes", self.x, [self.rows, self.x_stride, self.inputs])?,
             weight: operand(
                 OPERATION,
                 "the weight's size in bytes",
                 self.weight,
-                self.outputs,
-                self.weight_stride,
-                self.inputs,
+                [self.outputs, self.weight_stride, self.inputs],
             )?,
-            bias: match self.bias {
-                Some(bias) => bias.expect(OPERATION, "the bias's size in bytes", self.outputs * element)?,
-                None => 0,
-            },
-            out: result(OPERATION, self.out, self.rows, self.out_stride, self.outputs, element)?,
+            bias: Slice::expect_optional(self.bias, OPERATION, "the bias's size in bytes", bias_bytes)?,
+            out: result(OPERATION, self.out, form, [self.rows, self.out_stride, self.outputs])?,
         })
     }
 }
@@ -289,12 +220,9 @@ pub(crate) fn operand(
     operation: &'static str,
     what: &'static str,
     slice: Slice<'_>,
-    rows: usize,
-    stride: usize,
-    width: usize,
+    [rows, stride, width]: [usize; 3],
 ) -> Result<u64> {
     multiple(operation, "the summed dimension (needed: a multiple of)", width, 8)?;
-    multiple(operation, "the stride of an operand's rows (needed: a multiple of)", stride, 8)?;
     if width == 0 {
         return Err(Error::Shape { operation, what: "the summed dimension", expected: 8, found: 0 });
     }
@@ -302,55 +230,11 @@ pub(crate) fn operand(
     if u32::try_from(rows.checked_mul(stride / 8).ok_or(Error::SizeOverflow)?).is_err() {
         return Err(Error::SizeOverflow);
     }
-    let address = slice.expect(operation, what, strided_bytes(operation, rows, stride, width, 2)?)?;
-    multiple(operation, "the address of an operand (needed: a multiple of)", address as usize, 16)?;
-    Ok(address)
+    strided_by_eight(operation, what, slice, [rows, stride, width])
 }
 
 /// The address of a result: `rows` rows of `width` elements, `stride` apart, which the kernels write in pairs.
-pub(crate) fn result(
-    operation: &'static str,
-    slice: Slice<'_>,
-    rows: usize,
-    stride: usize,
-    width: usize,
-    element: usize,
-) -> Result<u64> {
-    let bytes = strided_bytes(operation, rows, stride, width, element)?;
-    let address = slice.expect(operation, "the result's size in bytes", bytes)?;
-    multiple(operation, "the address of a result (needed: a multiple of)", address as usize, 16)?;
-    Ok(address)
-}
-
-/// Bytes from the start of the first row to the end of the last.
-pub(crate) fn strided_bytes(
-    operation: &'static str,
-    rows: usize,
-    stride: usize,
-    width: usize,
-    element: usize,
-) -> Result<usize> {
-    if stride < width {
-        return Err(Error::Shape { operation, what: "the stride of rows", expected: width, found: stride });
-    }
-    if rows == 0 {
-        return Ok(0);
-    }
-    let elements = (rows - 1).checked_mul(stride).and_then(|before| before.checked_add(width));
-    elements.and_then(|count| count.checked_mul(element)).ok_or(Error::SizeOverflow)
-}
-
-pub(crate) fn multiple(operation: &'static str, what: &'static str, found: usize, of: usize) -> Result<()> {
-    if found.is_multiple_of(of) { Ok(()) } else { Err(Error::Shape { operation, what, expected: of, found }) }
-}
-
-/// A size as the kernels take it.
-pub(crate) fn int(operation: &'static str, size: usize) -> Result<i32> {
-    let limit = i32::MAX as usize;
-    i32::try_from(size).map_err(|_| Error::Shape {
-        operation,
-        what: "a size that has to be at most the other number",
-        expected: limit,
-        found: size,
-    })
+pub(crate) fn result(operation: &'static str, slice: Slice<'_>, form: Form, shape: [usize; 3]) -> Result<u64> {
+    let what = "the result's size in bytes";
+    aligned_to(16, operation, what, strided(operation, what, slice, form, shape)?)
 }

@@ -26,7 +26,8 @@ pub fn gemm_transposed(gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
     }
     let narrow = output == Output::Bf16;
     let checked = |slice| {
-        if narrow { narrow_result(NAME, slice, m, out_stride, n) } else { wide_result(NAME, slice, m, out_stride, n) }
+        let shape = [m, out_stride, n];
+        if narrow { narrow_result(NAME, slice, shape) } else { wide_result(NAME, slice, shape) }
     };
     let places = PlacesProduct {
         x: 0,
@@ -63,8 +64,8 @@ pub fn gemm_transposed(gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
         ),
         (false, true) => {
             checked(call.out)?;
-            let x = operand(NAME, "a's size in bytes", a.slice, m, a.stride, k)?;
-            let weight = operand(NAME, "b's size in bytes", b.slice, n, b.stride, k)?;
+            let x = operand(NAME, "a's size in bytes", a.slice, [m, a.stride, k])?;
+            let weight = operand(NAME, "b's size in bytes", b.slice, [n, b.stride, k])?;
             let names = match output {
                 Output::Bf16 => ["grouped_product_rows128", "grouped_product_rows64"],
                 _ => ["grouped_product_f32_rows128", "grouped_product_f32_rows64"],
@@ -73,8 +74,8 @@ pub fn gemm_transposed(gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
         }
         (false, false) => {
             checked(call.out)?;
-            let x = operand(NAME, "a's size in bytes", a.slice, m, a.stride, k)?;
-            let weight = operand(NAME, "b's size in bytes", b.slice, k, b.stride, n)?;
+            let x = operand(NAME, "a's size in bytes", a.slice, [m, a.stride, k])?;
+            let weight = operand(NAME, "b's size in bytes", b.slice, [k, b.stride, n])?;
             let names = match output {
                 Output::Bf16 => ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"],
                 _ => ["grouped_input_gradient_f32_rows128", "grouped_input_gradient_f32_rows64"],
@@ -85,9 +86,9 @@ pub fn gemm_transposed(gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
         (true, false) => {
             checked(call.out)?;
             let sums = WeightGradient {
-                dy: operand(NAME, "a's size in bytes", a.slice, k, a.stride, m)?,
+                dy: operand(NAME, "a's size in bytes", a.slice, [k, a.stride, m])?,
                 dy_stride: a.stride,
-                x: operand(NAME, "b's size in bytes", b.slice, k, b.stride, n)?,
+                x: operand(NAME, "b's size in bytes", b.slice, [k, b.stride, n])?,
                 x_stride: b.stride,
                 offsets: 0,
                 out,

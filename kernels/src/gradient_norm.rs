@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -172,8 +172,14 @@ pub fn judge_step(gpu: &Gpu, call: &JudgeStep<'_>) -> Result<()> {
             what: "numbers that are not at multiples of 8 bytes".into(),
         });
     }
-    let arguments =
-        Arguments::new().u64(partial).i32(int(pieces)?).u64(totals).u64(side_losses).u64(limits).u64(step).u64(result);
+    let arguments = Arguments::new()
+        .u64(partial)
+        .i32(int(NAME, pieces)?)
+        .u64(totals)
+        .u64(side_losses)
+        .u64(limits)
+        .u64(step)
+        .u64(result);
     let launch = Launch { grid: [1, 1, 1], threads: JUDGE_THREADS, shared_bytes: 0 };
     gpu.launch(&gpu.function("gradient_norm", "judge_step")?, launch, arguments)
 }

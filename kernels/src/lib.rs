@@ -28,8 +28,8 @@ mod attention_few;
 mod attention_hopper;
 mod attention_training;
 mod buffer;
+mod checks;
 mod column_sums;
-mod columns;
 mod cross_entropy;
 mod cublaslt;
 mod dequantize;
@@ -97,7 +97,7 @@ pub use gated_activation_backward::{
 };
 pub use gated_rows_backward::{GatedRowsBackward, gated_rows_backward};
 pub use gather_rows::{GatherRows, gather_rows};
-pub use gemm::{GatedProduct, Multiply, Operand, Output, Product, gemm, gemm_gated};
+pub use gemm::{Multiply, Operand, Output, Product, gemm};
 pub use gemm_transposed::gemm_transposed;
 pub use gpu::{Gpu, Properties};
 pub use gradient_norm::{
@@ -116,7 +116,7 @@ pub use optimizer::{AdamW, AdamWRule, Lion, ParameterRange, Sgd, WeightAverage, 
 pub use profile::KernelTime;
 pub use rmsnorm::{RmsNorm, RmsNormAdd, rmsnorm, rmsnorm_add};
 pub use rmsnorm_backward::{NormWeightGradient, RmsNormBackward, rmsnorm_backward, rmsnorm_backward_workspace};
-pub use rope_append::{KvDestination, RopeAppend, rope_append};
+pub use rope_append::{RopeAppend, rope_append};
 pub use rope_phases::{RopePhases, rope_phases};
 pub use rope_training::{
     HeadNorm, HeadNormBackward, RopeTraining, RopeTrainingBackward, rope_training, rope_training_backward,

@@ -10,9 +10,10 @@ use bytemuck::NoUninit;
 
 use crate::{
     Activation, Error, Form, Gpu, Properties, Result, Slice,
+    checks::{aligned, at_most, padded_int},
     gpu::CLUSTERS_FROM,
     launch::{Arguments, Launch},
-    weights::{TILE_ROWS, TileFormat, WeightLayout, size},
+    weights::{TILE_ROWS, TileFormat, WeightLayout},
 };
 
 /// One matrix of a [`linear`] call.
@@ -75,11 +76,11 @@ pub const MOST_ROWS: usize = 64;
 pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     const OPERATION: &str = "linear";
     let Linear { x, n, cols, format, matrices, then, out, width } = *call;
-    limit(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
-    limit(OPERATION, "the matrices, at most", 3, matrices.len())?;
+    at_most(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
+    at_most(OPERATION, "the matrices, at most", 3, matrices.len())?;
     let mut product = Product::new(OPERATION, format, cols, width, then)?;
     product.n = n as i32;
-    product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
+    product.x = aligned(OPERATION, "the operand in bytes", x, Form::Split.bytes(n, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::F32.bytes(n, width)?)?;
     if matches!(then, Then::Gated(_)) {
         equal(OPERATION, "the matrices of a gated pair", 2, matrices.len())?;
@@ -90,14 +91,13 @@ pub fn linear(gpu: &Gpu, call: &Linear<'_>) -> Result<()> {
     }
     for (index, matrix) in matrices.iter().enumerate() {
         let end = matrix.column.checked_add(matrix.rows).ok_or(Error::SizeOverflow)?;
-        limit(OPERATION, "the column after a matrix's last, at most", width, end)?;
+        at_most(OPERATION, "the column after a matrix's last, at most", width, end)?;
         let bytes = WeightLayout::Tiles(format).bytes(matrix.rows, cols)?;
-        product.weights[index] = aligned(OPERATION, matrix.weights, "a matrix in bytes", bytes)?;
-        product.rows[index] = size(OPERATION, "the rows of a matrix", matrix.rows)?;
+        product.weights[index] = aligned(OPERATION, "a matrix in bytes", matrix.weights, bytes)?;
+        product.rows[index] = padded_int(OPERATION, "the rows of a matrix", matrix.rows)?;
         product.column[index] = matrix.column as i32;
-        if let Some(bias) = matrix.bias {
-            product.bias[index] = bias.expect(OPERATION, "a bias in bytes", Form::F32.bytes(1, matrix.rows)?)?;
-        }
+        let bias_bytes = Form::F32.bytes(1, matrix.rows)?;
+        product.bias[index] = Slice::expect_optional(matrix.bias, OPERATION, "a bias in bytes", bias_bytes)?;
     }
     if n == 0 || cols == 0 || matrices.iter().all(|matrix| matrix.rows == 0) {
         return if cols == 0 { Err(empty(OPERATION)) } else { Ok(()) };
@@ -166,19 +166,24 @@ pub struct LinearRoutedGated<'a> {
 pub fn linear_routed_gated(gpu: &Gpu, call: &LinearRoutedGated<'_>) -> Result<()> {
     const OPERATION: &str = "linear routed gated";
     let LinearRoutedGated { x, n, cols, format, gate, up, experts, rows, ids, per_row, activation, out } = *call;
-    limit(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
+    at_most(OPERATION, "the rows of x, at most", MOST_ROWS, n)?;
     let slots = n.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
     let then = Then::Gated(activation);
     let mut product = Product::new(OPERATION, format, cols, rows, then)?;
-    product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
+    product.x = aligned(OPERATION, "the operand in bytes", x, Form::Split.bytes(n, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::Split.bytes(slots, rows)?)?;
     let (expert_bytes, all_bytes) = expert_bytes(format, rows, cols, experts)?;
-    product.weights[0] = aligned(OPERATION, gate, "the gate matrices in bytes", all_bytes)?;
-    product.weights[1] = aligned(OPERATION, up, "the up matrices in bytes", all_bytes)?;
+    product.weights[0] = aligned(OPERATION, "the gate matrices in bytes", gate, all_bytes)?;
+    product.weights[1] = aligned(OPERATION, "the up matrices in bytes", up, all_bytes)?;
     product.rows = [product.width, product.width, 0];
     let ids = ids.expect(OPERATION, "the experts of the rows in bytes", Form::F32.bytes(n, per_row)?)?;
-    let routing =
-        Routing { experts: ids, gates: 0, expert_bytes, per_row: size(OPERATION, "experts", per_row)?, padding: 0 };
+    let routing = Routing {
+        experts: ids,
+        gates: 0,
+        expert_bytes,
+        per_row: padded_int(OPERATION, "experts", per_row)?,
+        padding: 0,
+    };
     if slots == 0 || rows == 0 {
         return Ok(());
     }
@@ -231,19 +236,19 @@ pub struct LinearRoutedDown<'a> {
 pub fn linear_routed_down(gpu: &Gpu, call: &LinearRoutedDown<'_>) -> Result<()> {
     const OPERATION: &str = "linear routed down";
     let LinearRoutedDown { x, n, cols, format, down, experts, rows, ids, gates, per_row, add, out } = *call;
-    limit(OPERATION, "the rows of the output, at most", MOST_ROWS, n)?;
+    at_most(OPERATION, "the rows of the output, at most", MOST_ROWS, n)?;
     let slots = n.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
     let then = if add { Then::Add } else { Then::Store };
     let mut product = Product::new(OPERATION, format, cols, rows, then)?;
-    product.x = aligned(OPERATION, x, "the operand in bytes", Form::Split.bytes(slots, cols)?)?;
+    product.x = aligned(OPERATION, "the operand in bytes", x, Form::Split.bytes(slots, cols)?)?;
     product.out = out.expect(OPERATION, "the output in bytes", Form::F32.bytes(n, rows)?)?;
     let (expert_bytes, all_bytes) = expert_bytes(format, rows, cols, experts)?;
-    product.weights[0] = aligned(OPERATION, down, "the matrices in bytes", all_bytes)?;
+    product.weights[0] = aligned(OPERATION, "the matrices in bytes", down, all_bytes)?;
     product.rows[0] = product.width;
     let ids = ids.expect(OPERATION, "the experts of the rows in bytes", Form::F32.bytes(n, per_row)?)?;
     let gates = gates.expect(OPERATION, "the weights of the experts in bytes", Form::F32.bytes(n, per_row)?)?;
     let routing =
-        Routing { experts: ids, gates, expert_bytes, per_row: size(OPERATION, "experts", per_row)?, padding: 0 };
+        Routing { experts: ids, gates, expert_bytes, per_row: padded_int(OPERATION, "experts", per_row)?, padding: 0 };
     if slots == 0 || rows == 0 {
         return Ok(());
     }
@@ -313,8 +318,8 @@ impl Product {
             rows: [0; 3],
             column: [0; 3],
             n: 1,
-            cols: size(operation, "the input features", cols)?,
-            width: size(operation, "the features of the output", width)?,
+            cols: padded_int(operation, "the input features", cols)?,
+            width: padded_int(operation, "the features of the output", width)?,
             then: match then {
                 Then::Store => 0,
                 Then::Add => 1,
@@ -491,19 +496,6 @@ impl Kernel {
 fn expert_bytes(format: TileFormat, rows: usize, cols: usize, experts: usize) -> Result<(u64, usize)> {
     let one = WeightLayout::Tiles(format).bytes(rows, cols)?;
     Ok((one as u64, one.checked_mul(experts).ok_or(Error::SizeOverflow)?))
-}
-
-/// The address of something that is loaded 16 bytes at a time.
-fn aligned(operation: &'static str, slice: Slice<'_>, what: &'static str, bytes: usize) -> Result<u64> {
-    let address = slice.expect(operation, what, bytes)?;
-    if !address.is_multiple_of(16) {
-        return Err(Error::Unsupported { operation, what: format!("{what}: its address is no multiple of 16") });
-    }
-    Ok(address)
-}
-
-fn limit(operation: &'static str, what: &'static str, most: usize, found: usize) -> Result<()> {
-    if found > most { Err(Error::Shape { operation, what, expected: most, found }) } else { Ok(()) }
 }
 
 fn equal(operation: &'static str, what: &'static str, expected: usize, found: usize) -> Result<()> {

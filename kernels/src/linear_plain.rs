@@ -4,8 +4,9 @@ use ironloom_core::DType;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
+    checks::{padded_int, strided},
     launch::{Arguments, Launch},
-    weights::{WeightLayout, kernel_of, size},
+    weights::{WeightLayout, kernel_of},
 };
 
 /// The sizes and places of a [`linear_plain`] call.
@@ -45,21 +46,8 @@ pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
         .ok_or_else(|| Error::Unsupported { operation: OPERATION, what: dtype.name().to_owned() })?;
     let x = x.expect(OPERATION, "the operand in bytes", Form::Split.bytes(n, cols)?)?;
     let matrix = matrix.expect(OPERATION, "the matrix in bytes", layout.bytes(rows, cols)?)?;
-    if out_stride < rows {
-        return Err(Error::Shape {
-            operation: OPERATION,
-            what: "the stride of out",
-            expected: rows,
-            found: out_stride,
-        });
-    }
-    let elements = n.saturating_sub(1).checked_mul(out_stride).and_then(|count| count.checked_add(rows));
-    let out =
-        out.expect(OPERATION, "the result in bytes", Form::F32.bytes(elements.ok_or(Error::SizeOverflow)?, 1)?)?;
-    let bias = match bias {
-        Some(bias) => bias.expect(OPERATION, "the bias in bytes", Form::F32.bytes(1, rows)?)?,
-        None => 0,
-    };
+    let out = strided(OPERATION, "the result in bytes", out, Form::F32, [n, out_stride, rows])?;
+    let bias = Slice::expect_optional(bias, OPERATION, "the bias in bytes", Form::F32.bytes(1, rows)?)?;
     if n == 0 {
         return Ok(());
     }
@@ -74,8 +62,9 @@ pub fn linear_plain(gpu: &Gpu, call: &LinearPlain<'_>) -> Result<()> {
         ("linear_plain_f32_narrow_4", n.div_ceil(4))
     };
     let grid = [rows.div_ceil(WARPS_PER_BLOCK) as u32, groups as u32, 1];
-    let (n, rows) = (size(OPERATION, "rows of x", n)?, size(OPERATION, "output features", rows)?);
-    let (cols, stride) = (size(OPERATION, "input features", cols)?, size(OPERATION, "the stride of out", out_stride)?);
+    let (n, rows) = (padded_int(OPERATION, "rows of x", n)?, padded_int(OPERATION, "output features", rows)?);
+    let (cols, stride) =
+        (padded_int(OPERATION, "input features", cols)?, padded_int(OPERATION, "the stride of out", out_stride)?);
     let function = gpu.function(OPERATION, name)?;
     let arguments = Arguments::new()
         .u64(out)

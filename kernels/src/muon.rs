@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Form, Gpu, Multiply, Operand, Output, ParameterRange, Result, Slice,
-    add::int,
+    checks::int,
     gradient_norm::{aligned, sum_of_squares, sum_of_squares_pieces},
     launch::Arguments,
     optimizer::element_launch,
@@ -129,7 +129,7 @@ pub fn muon(gpu: &Gpu, call: &Muon<'_>, mut multiply: impl FnMut(&Multiply<'_>) 
             .u64(x.address())
             .u64(operand.address())
             .u64(sums)
-            .i32(int(sum_of_squares_pieces(count))?)
+            .i32(int(NAME, sum_of_squares_pieces(count))?)
             .f32(first)
             .u64(count as u64);
         gpu.launch(&gpu.function("muon", "muon_operand")?, launch, arguments)?;

@@ -2,8 +2,7 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::{by_vectors, int},
-    columns::strided,
+    checks::{by_vectors, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -121,16 +120,16 @@ fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> R
         (names[kind as usize], threads, runs)
     };
     let blocks = rows.checked_mul(runs).ok_or(Error::SizeOverflow)?.div_ceil(runs_of_block);
-    let grid = [int(blocks)? as u32, 1, 1];
+    let grid = [int(operation, blocks)? as u32, 1, 1];
     let arguments = Arguments::new()
         .u64(x)
         .u64(x_stride as u64)
         .u64(weight)
         .u64(out)
         .i32(form as i32)
-        .i32(int(rows)?)
-        .i32(int(runs)?)
-        .i32(int(width)?)
+        .i32(int(operation, rows)?)
+        .i32(int(operation, runs)?)
+        .i32(int(operation, width)?)
         .f32(epsilon);
     let arguments = if training { arguments.i32(x_form as i32).u64(copy) } else { arguments };
     let function = gpu.function("rmsnorm", name)?;

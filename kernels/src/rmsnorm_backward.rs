@@ -4,9 +4,8 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::{by, int, strided},
     column_sums::add_partials,
-    columns::{by, strided},
     launch::{Arguments, Launch},
 };
 
@@ -158,9 +157,9 @@ pub fn rmsnorm_backward(gpu: &Gpu, call: &RmsNormBackward<'_>) -> Result<()> {
         x_form: x_form as i32,
         gradient_form: gradient_form as i32,
         out_form: out_form as i32,
-        count: int(count)?,
-        runs: int(runs)?,
-        width: int(width)?,
+        count: int(NAME, count)?,
+        runs: int(NAME, runs)?,
+        width: int(NAME, width)?,
         epsilon,
         unused: 0,
     });

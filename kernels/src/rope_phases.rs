@@ -2,7 +2,8 @@
 
 use crate::{
     Form, Gpu, Result, Slice,
-    add::{int, row_grid},
+    add::row_grid,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -35,8 +36,13 @@ pub fn rope_phases(gpu: &Gpu, call: &RopePhases<'_>) -> Result<()> {
     let positions = call.positions.expect(NAME, "the positions in bytes", Form::F32.bytes(rows, 1)?)?;
     let frequencies = call.inverse_frequencies.expect(NAME, "the frequencies in bytes", Form::F32.bytes(1, half)?)?;
     let phases = call.phases.expect(NAME, "the phases in bytes", Form::F32.bytes(rows, half.saturating_mul(2))?)?;
-    let arguments =
-        Arguments::new().u64(positions).u64(frequencies).f32(factor).u64(phases).i32(int(rows)?).i32(int(half)?);
+    let arguments = Arguments::new()
+        .u64(positions)
+        .u64(frequencies)
+        .f32(factor)
+        .u64(phases)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, half)?);
     let launch = Launch { grid: row_grid(half, THREADS, rows)?, threads: THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("rope_phases", "rope_phases")?, launch, arguments)
 }

@@ -5,9 +5,8 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, NormWeightGradient, Result, Slice,
-    add::int,
+    checks::{by, int, strided},
     column_sums::add_partials,
-    columns::{by, strided},
     launch::{Arguments, Launch},
 };
 
@@ -218,10 +217,10 @@ impl Heads<'_> {
             x_stride: x_stride as u64,
             input_stride: 0,
             out_stride: out_stride as u64,
-            rows: int(rows)?,
-            heads: int(heads)?,
-            head_width: int(head_width)?,
-            half: int(half)?,
+            rows: int(name, rows)?,
+            heads: int(name, heads)?,
+            head_width: int(name, head_width)?,
+            half: int(name, half)?,
             epsilon: 0.0,
             direction: 0.0,
         };

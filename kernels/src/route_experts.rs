@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -64,11 +64,11 @@ pub fn route_experts(gpu: &Gpu, call: &RouteExperts<'_>) -> Result<()> {
         .u64(positions)
         .u64(ids)
         .u64(gates)
-        .i32(int(rows)?)
-        .i32(int(experts)?)
-        .i32(int(per_row)?)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, experts)?)
+        .i32(int(NAME, per_row)?)
         .i32(i32::from(normalize));
-    let grid = [int(rows.div_ceil(ROWS_PER_BLOCK))? as u32, 1, 1];
+    let grid = [int(NAME, rows.div_ceil(ROWS_PER_BLOCK))? as u32, 1, 1];
     let launch = Launch { grid, threads: 32 * ROWS_PER_BLOCK as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("route_experts", kernel)?, launch, arguments)
 }

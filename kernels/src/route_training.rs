@@ -10,7 +10,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::int,
+    checks::int,
     launch::{Arguments, Launch},
 };
 
@@ -120,9 +120,14 @@ pub fn router_losses(gpu: &Gpu, call: &RouterLosses<'_>) -> Result<()> {
     }
     let blocks = rows.div_ceil(FIGURE_THREADS / lanes).min(MOST_BLOCKS);
     // A row's number, up to the end of its block, is an i32 in the kernel.
-    int(rows + MOST_BLOCKS * FIGURE_THREADS)?;
-    let arguments =
-        Arguments::new().u64(logits).u64(ids).u64(workspace).i32(int(rows)?).i32(int(experts)?).i32(int(per_row)?);
+    int(NAME, rows + MOST_BLOCKS * FIGURE_THREADS)?;
+    let arguments = Arguments::new()
+        .u64(logits)
+        .u64(ids)
+        .u64(workspace)
+        .i32(int(NAME, rows)?)
+        .i32(int(NAME, experts)?)
+        .i32(int(NAME, per_row)?);
     let launch = Launch { grid: [blocks as u32, 1, 1], threads: FIGURE_THREADS as u32, shared_bytes: 0 };
     gpu.launch(&gpu.function("route_training", name)?, launch, arguments)?;
     let arguments = Arguments::new()
@@ -131,9 +136,9 @@ pub fn router_losses(gpu: &Gpu, call: &RouterLosses<'_>) -> Result<()> {
         .u64(share)
         .u64(side_loss)
         .u64(shares)
-        .i32(int(blocks)?)
-        .i32(int(experts)?)
-        .i32(int(per_row)?)
+        .i32(int(NAME, blocks)?)
+        .i32(int(NAME, experts)?)
+        .i32(int(NAME, per_row)?)
         .f32(balance)
         .f32(z);
     let launch = Launch { grid: [1, 1, 1], threads: LOSS_THREADS, shared_bytes: 0 };
@@ -169,7 +174,7 @@ pub fn router_gradient(gpu: &Gpu, call: &RouterGradient<'_>) -> Result<()> {
     let dlogits =
         call.dlogits.expect(NAME, "the logits' gradient in bytes", Form::Bf16.bytes(rows, dlogits_stride)?)?;
     let rows_of_block = GRADIENT_THREADS / lanes;
-    int(rows + rows_of_block)?;
+    int(NAME, rows + rows_of_block)?;
     let arguments = Arguments::new().value(RouterGradientCall {
         logits,
         ids,
@@ -180,10 +185,10 @@ pub fn router_gradient(gpu: &Gpu, call: &RouterGradient<'_>) -> Result<()> {
         shares,
         share,
         dlogits,
-        dlogits_stride: int(dlogits_stride)?,
-        rows: int(rows)?,
-        experts: int(experts)?,
-        per_row: int(per_row)?,
+        dlogits_stride: int(NAME, dlogits_stride)?,
+        rows: int(NAME, rows)?,
+        experts: int(NAME, experts)?,
+        per_row: int(NAME, per_row)?,
         normalize: i32::from(normalize),
         balance,
         z,

@@ -5,8 +5,9 @@
 //! give, in ascending order of j. A row's result depends on the row, its experts and its gates only.
 
 use crate::{
-    Activation, Error, Gpu, Result, Slice,
-    gemm::{TileRows, int, multiple, operand, result},
+    Activation, Error, Form, Gpu, Result, Slice,
+    checks::{int, multiple},
+    gemm::{TileRows, operand, result},
     launch::{Arguments, Launch},
 };
 
@@ -161,12 +162,12 @@ pub fn routed_gated(gpu: &Gpu, call: &RoutedGated<'_>) -> Result<()> {
     let tile = tile_rows(slots, experts);
     let row_tiles = most_row_tiles(slots, experts, tile);
     let arguments = Arguments::new()
-        .u64(operand(NAME, "x's size in bytes", call.x, rows, x_stride, inputs)?)
+        .u64(operand(NAME, "x's size in bytes", call.x, [rows, x_stride, inputs])?)
         .u64(call.sources.expect(NAME, "the sources in bytes", slots * 4)?)
         .u64(call.offsets.expect(NAME, "the offsets in bytes", (experts + 1) * 4)?)
         .u64(matrix(call.gate)?)
         .u64(matrix(call.up)?)
-        .u64(result(NAME, call.out, slots, out_stride, outputs, 2)?)
+        .u64(result(NAME, call.out, Form::Bf16, [slots, out_stride, outputs])?)
         .u64(expert_stride as u64)
         .i32(int(NAME, x_stride)?)
         .i32(int(NAME, weight_stride)?)
@@ -195,10 +196,10 @@ pub fn routed_down(gpu: &Gpu, call: &RoutedDown<'_>) -> Result<()> {
     let tile = tile_rows(slots, experts);
     let row_tiles = most_row_tiles(slots, experts, tile);
     let arguments = Arguments::new()
-        .u64(operand(NAME, "x's size in bytes", call.x, slots, x_stride, inputs)?)
+        .u64(operand(NAME, "x's size in bytes", call.x, [slots, x_stride, inputs])?)
         .u64(call.offsets.expect(NAME, "the offsets in bytes", (experts + 1) * 4)?)
         .u64(expert_matrices(NAME, call.weight, experts, expert_stride, outputs, weight_stride, inputs)?)
-        .u64(result(NAME, call.out, slots, outputs, outputs, 4)?)
+        .u64(result(NAME, call.out, Form::F32, [slots, outputs, outputs])?)
         .u64(expert_stride as u64)
         .i32(int(NAME, x_stride)?)
         .i32(int(NAME, weight_stride)?)
@@ -223,8 +224,8 @@ pub fn routed_combine(gpu: &Gpu, call: &RoutedCombine<'_>) -> Result<()> {
     const NAME: &str = "adding what routed experts give";
     let RoutedCombine { rows, per_row, width, .. } = *call;
     let slots = rows.checked_mul(per_row).ok_or(Error::SizeOverflow)?;
-    let y = result(NAME, call.y, slots, width, width, 4)?;
-    let out = result(NAME, call.out, rows, width, width, 4)?;
+    let y = result(NAME, call.y, Form::F32, [slots, width, width])?;
+    let out = result(NAME, call.out, Form::F32, [rows, width, width])?;
     let arguments = Arguments::new()
         .u64(y)
         .u64(call.places.expect(NAME, "the places in bytes", slots * 4)?)
@@ -263,14 +264,8 @@ pub(crate) fn expert_matrices(
     let before = (experts - 1).checked_mul(expert_stride).and_then(|count| count.checked_mul(2));
     let before = before.ok_or(Error::SizeOverflow)?;
     let first = slice.expect(operation, "the experts' size in bytes", before)?;
-    operand(
-        operation,
-        "the last expert's size in bytes",
-        slice.part(before, slice.bytes() - before)?,
-        rows,
-        stride,
-        width,
-    )?;
+    let last = slice.part(before, slice.bytes() - before)?;
+    operand(operation, "the last expert's size in bytes", last, [rows, stride, width])?;
     Ok(first)
 }
 

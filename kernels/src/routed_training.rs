@@ -9,7 +9,8 @@
 
 use crate::{
     Buffer, Error, Form, Gpu, Output, Result, Slice,
-    gemm::{TileRows, int, multiple, operand, result},
+    checks::{aligned_to, int, multiple, strided_by_eight},
+    gemm::{TileRows, operand, result},
     launch::{Arguments, Launch},
     routed::{COLUMNS, expert_matrices, most_row_tiles, slots, tile_rows},
 };
@@ -174,14 +175,14 @@ pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
         None => 0,
     };
     let places_of = PlacesProduct {
-        x: operand(NAME, "x's size in bytes", call.x, x_rows, x_stride, inputs)?,
+        x: operand(NAME, "x's size in bytes", call.x, [x_rows, x_stride, inputs])?,
         x_stride,
         sources,
         offsets: call.offsets.expect(NAME, "the offsets in bytes", (experts + 1) * 4)?,
         weight: expert_matrices(NAME, call.weight, experts, expert_stride, outputs, weight_stride, inputs)?,
         weight_stride,
         expert_stride,
-        out: narrow_result(NAME, call.out, places, out_stride, outputs)?,
+        out: narrow_result(NAME, call.out, [places, out_stride, outputs])?,
         out_stride,
         places,
         experts,
@@ -201,9 +202,9 @@ pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Res
     let GroupedInputGradient { dy_stride, weight_stride, expert_stride, dx_stride, .. } = *call;
     let GroupedInputGradient { places, experts, outputs, inputs, .. } = *call;
     slots(NAME, places, 1, experts)?;
-    let dx = narrow_result(NAME, call.dx, places, dx_stride, inputs)?;
+    let dx = narrow_result(NAME, call.dx, [places, dx_stride, inputs])?;
     let places_of = PlacesProduct {
-        x: operand(NAME, "dy's size in bytes", call.dy, places, dy_stride, outputs)?,
+        x: operand(NAME, "dy's size in bytes", call.dy, [places, dy_stride, outputs])?,
         x_stride: dy_stride,
         sources: 0,
         offsets: call.offsets.expect(NAME, "the offsets in bytes", (experts + 1) * 4)?,
@@ -240,11 +241,12 @@ pub fn grouped_weight_gradient(gpu: &Gpu, call: &GroupedWeightGradient<'_>) -> R
     let before = (experts - 1).checked_mul(expert_stride).and_then(|count| count.checked_mul(4));
     let before = before.ok_or(Error::SizeOverflow)?;
     let gradient = call.gradient.expect(NAME, "the experts' gradients in bytes", before)?;
-    wide_result(NAME, call.gradient.part(before, call.gradient.bytes() - before)?, outputs, gradient_stride, inputs)?;
+    let last = call.gradient.part(before, call.gradient.bytes() - before)?;
+    wide_result(NAME, last, [outputs, gradient_stride, inputs])?;
     let sums = WeightGradient {
-        dy: operand(NAME, "dy's size in bytes", call.dy, places, dy_stride, outputs)?,
+        dy: operand(NAME, "dy's size in bytes", call.dy, [places, dy_stride, outputs])?,
         dy_stride,
-        x: operand(NAME, "x's size in bytes", call.x, places, x_stride, inputs)?,
+        x: operand(NAME, "x's size in bytes", call.x, [places, x_stride, inputs])?,
         x_stride,
         offsets: call.offsets.expect(NAME, "the offsets in bytes", (experts + 1) * 4)?,
         out: gradient,
@@ -285,10 +287,10 @@ pub fn routed_spread(gpu: &Gpu, call: &RoutedSpread<'_>) -> Result<()> {
     let slots = slots(NAME, rows, per_row, 1)?;
     multiple(NAME, "the width (needed: a multiple of)", width, 8)?;
     let arguments = Arguments::new()
-        .u64(result(NAME, call.dout, rows, width, width, 4)?)
+        .u64(result(NAME, call.dout, Form::F32, [rows, width, width])?)
         .u64(call.places.expect(NAME, "the places in bytes", slots * 4)?)
         .u64(call.gates.expect(NAME, "the gates in bytes", slots * 4)?)
-        .u64(result(NAME, call.dy, slots, width, width, 2)?)
+        .u64(result(NAME, call.dy, Form::Bf16, [slots, width, width])?)
         .i32(int(NAME, slots)?)
         .i32(int(NAME, per_row)?)
         .i32(int(NAME, width)?);
@@ -307,27 +309,24 @@ pub fn routed_sum(gpu: &Gpu, call: &RoutedSum<'_>) -> Result<()> {
     let RoutedSum { form, rows, per_row, width, .. } = *call;
     let slots = slots(NAME, rows, per_row, 1)?;
     multiple(NAME, "the width (needed: a multiple of)", width, 8)?;
-    let (name, element) = match form {
-        Form::F32 => ("routed_sum_f32", 4),
-        Form::Bf16 => ("routed_sum_bf16", 2),
+    let name = match form {
+        Form::F32 => "routed_sum_f32",
+        Form::Bf16 => "routed_sum_bf16",
         Form::Split => {
             return Err(Error::Unsupported { operation: NAME, what: "a sum in two parts".to_owned() });
         }
     };
-    let gates = match call.gates {
-        Some(gates) => gates.expect(NAME, "the gates in bytes", slots * 4)?,
-        None => 0,
-    };
+    let gates = Slice::expect_optional(call.gates, NAME, "the gates in bytes", slots * 4)?;
     let before = match call.before {
-        Some(before) => result(NAME, before, rows, width, width, element)?,
+        Some(before) => result(NAME, before, form, [rows, width, width])?,
         None => 0,
     };
     let arguments = Arguments::new()
-        .u64(result(NAME, call.y, slots, width, width, 2)?)
+        .u64(result(NAME, call.y, Form::Bf16, [slots, width, width])?)
         .u64(call.places.expect(NAME, "the places in bytes", slots * 4)?)
         .u64(gates)
         .u64(before)
-        .u64(result(NAME, call.out, rows, width, width, element)?)
+        .u64(result(NAME, call.out, form, [rows, width, width])?)
         .i32(int(NAME, rows)?)
         .i32(int(NAME, per_row)?)
         .i32(int(NAME, width)?);
@@ -417,11 +416,8 @@ impl WeightGradient<'_> {
             None if bytes > 0 => Some(gpu.allocate(bytes, operation)?),
             _ => None,
         };
-        let workspace = match self.workspace.or(own.as_ref().map(Buffer::slice)) {
-            Some(workspace) => workspace.expect(operation, "the workspace in bytes", bytes)?,
-            None => 0,
-        };
-        multiple(operation, "the workspace's address (needed: a multiple of)", workspace as usize, 16)?;
+        let (workspace, what) = (self.workspace.or(own.as_ref().map(Buffer::slice)), "the workspace in bytes");
+        let workspace = aligned_to(16, operation, what, Slice::expect_optional(workspace, operation, what, bytes)?)?;
         let sizes = |arguments: Arguments| -> Result<Arguments> {
             let arguments = arguments.i32(int(operation, self.out_stride)?).i32(int(operation, experts)?);
             let arguments = arguments.i32(int(operation, places)?).i32(int(operation, rows)?);
@@ -503,26 +499,13 @@ impl Pieces {
 }
 
 /// The address of a result in bfloat16 that is written by sixteen bytes.
-pub(crate) fn narrow_result(
-    operation: &'static str,
-    slice: Slice<'_>,
-    rows: usize,
-    stride: usize,
-    width: usize,
-) -> Result<u64> {
-    multiple(operation, "the stride of a result's rows (needed: a multiple of)", stride, 8)?;
-    result(operation, slice, rows, stride, width, 2)
+pub(crate) fn narrow_result(operation: &'static str, slice: Slice<'_>, shape: [usize; 3]) -> Result<u64> {
+    strided_by_eight(operation, "the result's size in bytes", slice, shape)
 }
 
 /// The address of a result in F32 that is written by pairs and by sixteen bytes.
-pub(crate) fn wide_result(
-    operation: &'static str,
-    slice: Slice<'_>,
-    rows: usize,
-    stride: usize,
-    width: usize,
-) -> Result<u64> {
+pub(crate) fn wide_result(operation: &'static str, slice: Slice<'_>, [rows, stride, width]: [usize; 3]) -> Result<u64> {
     multiple(operation, "the columns of a result (needed: a multiple of)", width, 8)?;
     multiple(operation, "the stride of a result's rows (needed: a multiple of)", stride, 4)?;
-    result(operation, slice, rows, stride, width, 4)
+    result(operation, slice, Form::F32, [rows, stride, width])
 }

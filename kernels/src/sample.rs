@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    add::{by_vectors, int},
+    checks::{by_vectors, int},
     launch::{Arguments, Launch},
 };
 
@@ -126,7 +126,7 @@ pub fn sample(gpu: &Gpu, call: &Sample<'_>) -> Result<()> {
     let positions = call.positions.expect(NAME, "the positions in bytes", Form::F32.bytes(rows, 1)?)?;
     let ids = call.ids.expect(NAME, "the ids in bytes", Form::F32.bytes(rows, 1)?)?;
     let workspace = call.workspace.expect(NAME, "the workspace in bytes", sample_workspace(rows, vocabulary)?)?;
-    let (of_row, count) = (row_bytes(vocabulary) as u64, int(vocabulary)?);
+    let (of_row, count) = (row_bytes(vocabulary) as u64, int(NAME, vocabulary)?);
     let vectors = i32::from(by_vectors(vocabulary, &[logits]));
     let blocks = Launch {
         grid: [vocabulary.div_ceil(PER_BLOCK) as u32, rows as u32, 1],

@@ -118,13 +118,3 @@ macro_rules! kernel_of {
     }};
 }
 pub(crate) use kernel_of;
-
-/// A size as the kernels take it.
-pub(crate) fn size(operation: &'static str, what: &'static str, value: usize) -> Result<i32> {
-    // Room for rounding up to tiles and blocks.
-    const LIMIT: usize = (1 << 31) - 1024;
-    if value > LIMIT {
-        return Err(Error::Shape { operation, what, expected: LIMIT, found: value });
-    }
-    Ok(value as i32)
-}

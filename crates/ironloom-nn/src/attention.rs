@@ -3,8 +3,8 @@
 use ironloom_tensor::{
     Context, Tensor,
     ops::{
-        self, AttentionOptions, AttentionSpan, DocumentAttentionOptions, Documents, KvRows, KvSpan, KvTable, Mask,
-        RopeAppend, RotatedAttention,
+        self, AttentionOptions, AttentionSpan, DocumentAttentionOptions, Documents, KvSpan, KvTable, Mask, RopeAppend,
+        RotatedAttention,
     },
 };
 
@@ -81,7 +81,7 @@ impl Attention {
                     .iter_mut()
                     .map(|span| KvSpan { buffer: span.cache.layer_mut(layer), rows: span.rows })
                     .collect();
-                let q = ops::rope_append(cx, projected, &options, KvRows::Spans(&mut buffers))?;
+                let q = ops::rope_append(cx, projected, &options, &mut buffers)?;
                 let spans: Vec<AttentionSpan<'_>> =
                     buffers.iter().map(|span| AttentionSpan { history: span.buffer, rows: span.rows }).collect();
                 ops::attention(cx, &q, &spans, &self.options)?
@@ -89,7 +89,7 @@ impl Attention {
             PassRows::Last { span, rows } => {
                 let buffer = span.cache.layer_mut(layer);
                 let appended = &mut [KvSpan { buffer: &mut *buffer, rows: span.rows }];
-                let q = ops::rope_append(cx, projected, &options, KvRows::Spans(appended))?;
+                let q = ops::rope_append(cx, projected, &options, appended)?;
                 let q = q.rows_view(q.rows().saturating_sub(rows)..q.rows())?;
                 ops::attention(cx, &q, &[AttentionSpan { history: buffer, rows: q.rows() }], &self.options)?
             }

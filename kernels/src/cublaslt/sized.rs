@@ -45,7 +45,7 @@ impl CublasLt {
         if let Some(&algorithm) = known.get(&shape) {
             return Ok(algorithm);
         }
-        let out_alignment = 1 << (shape.out_stride * shape.output.element()).trailing_zeros().min(4);
+        let out_alignment = 1 << shape.output.form().bytes(1, shape.out_stride)?.trailing_zeros().min(4);
         let proposals = self.proposals(problem, &Preference::new(out_alignment)?)?;
         let serves = |proposal: &&sys::cublasLtMatmulHeuristicResult_t| {
             proposal.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS

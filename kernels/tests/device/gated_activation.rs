@@ -6,7 +6,7 @@ use crate::{
     buffer, gpu, normals, read_bf16, read_f32, read_split, relative_error, round_bf16, upload_bf16, upload_f32,
 };
 
-fn exact(x: f64, activation: Activation) -> f64 {
+pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::GeluTanh => {
@@ -33,7 +33,7 @@ fn activations_equal_double_precision() {
                     .chunks_exact(2 * width)
                     .flat_map(|row| {
                         let (gate, up) = row.split_at(width);
-                        gate.iter().zip(up).map(|(&x, &up)| exact(f64::from(x), activation) * f64::from(up))
+                        gate.iter().zip(up).map(|(&x, &up)| activate(activation, f64::from(x)) * f64::from(up))
                     })
                     .collect();
                 let offset = input_form.bytes(1, width).unwrap();
@@ -88,7 +88,7 @@ fn extreme_gates_stay_finite() {
         };
         gated_activation(&gpu, &call).unwrap();
         for (&x, found) in gates.iter().zip(read_f32(&gpu, &out, 8)) {
-            let exact = exact(f64::from(x), activation);
+            let exact = activate(activation, f64::from(x));
             assert!((f64::from(found) - exact).abs() <= 1e-6 * exact.abs() + 1e-36, "{x}: {found} {exact}");
         }
     }

@@ -1,7 +1,7 @@
 //! Products of many rows against sums in double precision: by the built-in kernel here, by cuBLASLt with the same cases
 //! in `cublaslt.rs`.
 
-use ironloom_kernels::{Activation, GatedProduct, Gpu, Output, Product, gemm, gemm_gated};
+use ironloom_kernels::{Gpu, Output, Product, gemm};
 
 use crate::{buffer, gpu, normals, read_bf16, read_f32, round_bf16, upload_bf16, upload_f32};
 
@@ -178,55 +178,6 @@ fn a_row_has_the_same_bits_in_any_product() {
     }
 }
 
-/// The activation in double precision.
-pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
-        }
-    }
-}
-
-#[test]
-fn gated_products_agree_with_double_precision() {
-    let Some(gpu) = gpu() else { return };
-    for (index, case) in CASES.iter().enumerate() {
-        let Case { rows, outputs, inputs, x_stride, weight_stride, out_stride } = *case;
-        let scale = 1.0 / (inputs as f32).sqrt();
-        let weights = |seed| -> Vec<f32> { normals(seed, outputs * inputs).iter().map(|x| 2.0 * x * scale).collect() };
-        let (x, gate, up) = (normals(70, rows * inputs), weights(71), weights(72));
-        let (gates, ups) = (expected_product(&x, &gate, inputs), expected_product(&x, &up, inputs));
-        let x = upload_bf16(&gpu, &strided(&x, inputs, x_stride));
-        let gate = upload_bf16(&gpu, &strided(&gate, inputs, weight_stride));
-        let up = upload_bf16(&gpu, &strided(&up, inputs, weight_stride));
-        for activation in [Activation::Silu, Activation::GeluTanh] {
-            let out = buffer(&gpu, rows * out_stride * 2);
-            let call = GatedProduct {
-                x: x.slice(),
-                x_stride,
-                gate: gate.slice(),
-                up: up.slice(),
-                weight_stride,
-                out: out.slice(),
-                out_stride,
-                activation,
-                rows,
-                outputs,
-                inputs,
-            };
-            gemm_gated(&gpu, &call).unwrap();
-            let found = read_bf16(&gpu, &out, rows * out_stride);
-            let written: Vec<f32> = found.chunks_exact(out_stride).flat_map(|row| row[..outputs].to_vec()).collect();
-            assert!(found.chunks_exact(out_stride).all(|row| row[outputs..].iter().all(|x| x.is_nan())));
-            let expected: Vec<f64> =
-                gates.iter().zip(&ups).map(|(&gate, &up)| activate(activation, gate) * up).collect();
-            let error = largest_error(&written, &expected);
-            assert!(error < 3.0 * BF16_ERROR, "case {index}, {activation:?}: {error:.2e}");
-        }
-    }
-}
-
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
     let Some(gpu) = gpu() else { return };
@@ -283,7 +234,7 @@ pub(crate) const TIMED: [(usize, usize); 5] = [(2048, 2048), (512, 2048), (11_00
 fn speed_of_the_built_in_kernel() {
     let Some(gpu) = gpu() else { return };
     for (outputs, inputs) in TIMED {
-        let (weight, up) = (filled(&gpu, outputs, inputs), filled(&gpu, outputs, inputs));
+        let weight = filled(&gpu, outputs, inputs);
         for rows in [64, 512, 4096] {
             let x = filled(&gpu, rows, inputs);
             let out = buffer(&gpu, rows * outputs * 4);
@@ -300,27 +251,11 @@ fn speed_of_the_built_in_kernel() {
                 outputs,
                 inputs,
             };
-            let gated = GatedProduct {
-                x: x.slice(),
-                x_stride: inputs,
-                gate: weight.slice(),
-                up: up.slice(),
-                weight_stride: inputs,
-                out: out.slice(),
-                out_stride: outputs,
-                activation: Activation::Silu,
-                rows,
-                outputs,
-                inputs,
-            };
-            let rate = |factor: f64, time: f64| factor * (rows * outputs * inputs) as f64 / time / 1e12;
-            let narrow = rate(2.0, seconds(&gpu, || gemm(&gpu, &product).unwrap()));
+            let rate = |time: f64| 2.0 * (rows * outputs * inputs) as f64 / time / 1e12;
+            let narrow = rate(seconds(&gpu, || gemm(&gpu, &product).unwrap()));
             let added = Product { output: Output::AddF32, ..product };
-            let added = rate(2.0, seconds(&gpu, || gemm(&gpu, &added).unwrap()));
-            let gated = rate(4.0, seconds(&gpu, || gemm_gated(&gpu, &gated).unwrap()));
-            println!(
-                "gemm {rows} x {outputs} x {inputs}: bf16 {narrow:.0}, added {added:.0}, gated {gated:.0} TFLOP/s"
-            );
+            let added = rate(seconds(&gpu, || gemm(&gpu, &added).unwrap()));
+            println!("gemm {rows} x {outputs} x {inputs}: bf16 {narrow:.0}, added {added:.0} TFLOP/s");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Caches of more than 2^31 elements: what lies behind that many is read and written as in a small cache.
 
 use ironloom_kernels::{
-    Attention, AttentionFew, Buffer, FewShape, Gpu, Kernels, KvDestination, Mask, RopeAppend, attention_few,
-    attention_with, rope_append,
+    Attention, AttentionFew, Buffer, FewShape, Gpu, Kernels, Mask, RopeAppend, attention_few, attention_with,
+    rope_append,
 };
 
 use crate::{
@@ -216,7 +216,9 @@ fn append(gpu: &Gpu, case: &Case, cache: &Cache) -> Buffer {
         epsilon: 0.0,
         phases: phases.slice(),
         queries: queries.slice(),
-        to: KvDestination::Sequence { keys, values, first_position: cache.length - rows },
+        keys,
+        values,
+        first_position: cache.length - rows,
         rows,
         heads,
         kv_heads,

@@ -11,6 +11,7 @@ use ironloom_quant::WeightFormat;
 use crate::{
     buffer,
     dequantize::{Case, packed},
+    gated_activation::activate,
     gpu, normals, read_f32, read_split, relative_error, upload_f32, upload_i32, upload_split,
 };
 
@@ -58,16 +59,6 @@ fn product(case: &Case, x: &[f32]) -> Vec<f64> {
             .map(|weights| x.iter().zip(weights).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>())
     })
     .collect()
-}
-
-fn act(activation: Activation, x: f64) -> f64 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-            0.5 * x * (1.0 + u.tanh())
-        }
-    }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -241,7 +232,7 @@ fn gated_pairs_are_activated_and_ignore_the_other_rows() {
                 let (gates, ups) = (product(gate, &x), product(&up, &x));
                 let both = gates.iter().zip(&ups).enumerate();
                 let expected: Vec<f64> =
-                    both.map(|(at, (&g, &u))| act(activation, g + of(0, at)) * (u + of(1, at))).collect();
+                    both.map(|(at, (&g, &u))| activate(activation, g + of(0, at)) * (u + of(1, at))).collect();
                 let run = |first: usize, n: usize| {
                     let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
                     let out = buffer(&gpu, n * rows * 4);
@@ -330,7 +321,7 @@ fn routed_experts_are_weighted_sums_of_their_products() {
                 let (row, expert) = (slot / per_row, expert as usize);
                 let x = &x[row * width..][..width];
                 let pairs = product(&gates[expert], x).into_iter().zip(product(&ups[expert], x));
-                let y: Vec<f64> = pairs.map(|(gate, up)| act(Activation::Silu, gate) * up).collect();
+                let y: Vec<f64> = pairs.map(|(gate, up)| activate(Activation::Silu, gate) * up).collect();
                 let weight = f64::from(weights[slot]);
                 for (out, row_of_down) in
                     sums[row * width..][..width].iter_mut().zip(downs[expert].weights.chunks(inner))

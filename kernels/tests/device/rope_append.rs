@@ -1,11 +1,8 @@
-//! Rotation, head norms and the append to caches: through a table of caches, and into one sequence.
+//! Rotation, head norms and the append to a sequence's cache.
 
-use ironloom_kernels::{KvDestination, RopeAppend, rope_append};
+use ironloom_kernels::{RopeAppend, rope_append};
 
-use crate::{
-    buffer, gpu, normals, read_bf16, read_f32, relative_error, round_bf16, upload_bf16, upload_f32, upload_i32,
-    upload_u64,
-};
+use crate::{buffer, gpu, normals, read_bf16, relative_error, round_bf16, upload_bf16, upload_f32};
 
 struct Case {
     heads: usize,
@@ -74,62 +71,6 @@ fn assert_untouched(cache: &[f32], width: usize, written: std::ops::Range<usize>
 }
 
 #[test]
-fn rows_go_to_the_caches_of_a_table() {
-    let Some(gpu) = gpu() else { return };
-    let positions = [3, -1, 0, 11, 5];
-    let rows = positions.len();
-    for case in &cases() {
-        let Case { heads, kv_heads, head_width, half, norms } = *case;
-        let kv_width = kv_heads * head_width;
-        let qkv = normals(1, rows * (heads + 2 * kv_heads) * head_width);
-        let (phases, q_norm, k_norm) = (normals(2, rows * 2 * half), normals(3, head_width), normals(4, head_width));
-        let expected = expected(case, &qkv, &phases, &q_norm, &k_norm);
-
-        let caches: Vec<_> = (0..2 * rows).map(|_| buffer(&gpu, CAPACITY * kv_width * 2)).collect();
-        let table: Vec<u64> = caches.iter().map(|cache| cache.slice().address()).collect();
-        let (table, device_positions) = (upload_u64(&gpu, &table), upload_i32(&gpu, &positions));
-        let queries = buffer(&gpu, rows * heads * head_width * 4);
-        let (q_norm, k_norm) = (upload_f32(&gpu, &q_norm), upload_f32(&gpu, &k_norm));
-        let (qkv, phases) = (upload_f32(&gpu, &qkv), upload_f32(&gpu, &phases));
-        let call = RopeAppend {
-            qkv: qkv.slice(),
-            q_norm: norms.then(|| q_norm.slice()),
-            k_norm: norms.then(|| k_norm.slice()),
-            epsilon: EPSILON,
-            phases: phases.slice(),
-            queries: queries.slice(),
-            to: KvDestination::Table { kv_table: table.slice(), positions: device_positions.slice() },
-            rows,
-            heads,
-            kv_heads,
-            head_width,
-            half,
-        };
-        rope_append(&gpu, &call).unwrap();
-
-        let found = read_f32(&gpu, &queries, rows * heads * head_width);
-        for (row, &position) in positions.iter().enumerate() {
-            let keys = read_bf16(&gpu, &caches[2 * row], CAPACITY * kv_width);
-            let values = read_bf16(&gpu, &caches[2 * row + 1], CAPACITY * kv_width);
-            let Ok(position) = usize::try_from(position) else {
-                assert_untouched(&keys, kv_width, 0..0);
-                assert_untouched(&values, kv_width, 0..0);
-                continue;
-            };
-            let own = &found[row * heads * head_width..][..heads * head_width];
-            let error = relative_error(own, &heads_of(&expected, case, row, 0, heads));
-            assert!(error < 1e-6, "width {head_width}, norms {norms}, row {row}: queries {error:.2e}");
-            for (cache, first) in [(&keys, heads), (&values, heads + kv_heads)] {
-                assert_untouched(cache, kv_width, position..position + 1);
-                let own = &cache[position * kv_width..][..kv_width];
-                let error = relative_error(own, &heads_of(&expected, case, row, first, first + kv_heads));
-                assert!(error < 4e-3, "width {head_width}, norms {norms}, row {row}: cache {error:.2e}");
-            }
-        }
-    }
-}
-
-#[test]
 fn rows_of_a_sequence_go_to_consecutive_positions() {
     let Some(gpu) = gpu() else { return };
     let (rows, first) = (5, 4);
@@ -152,7 +93,9 @@ fn rows_of_a_sequence_go_to_consecutive_positions() {
             epsilon: EPSILON,
             phases: phases.slice(),
             queries: queries.slice(),
-            to: KvDestination::Sequence { keys: keys.slice(), values: values.slice(), first_position: first },
+            keys: keys.slice(),
+            values: values.slice(),
+            first_position: first,
             rows,
             heads,
             kv_heads,

@@ -8,7 +8,8 @@ use ironloom_kernels::{
 
 use crate::{
     buffer,
-    gemm::{activate, expected_product, filled, largest_error, seconds},
+    gated_activation::activate,
+    gemm::{expected_product, filled, largest_error, seconds},
     gpu, normals, read_f32, read_i32, round_bf16, upload_bf16, upload_f32, upload_i32,
 };
 

@@ -39,7 +39,7 @@ pub use linear::{LowRank, Projection, gated_linear, linear, linear_add, linear_m
 pub use next_ids::{Choose, NextIds};
 pub use rmsnorm::{rmsnorm, rmsnorm_add};
 pub use rope::{rope, rope_phases};
-pub use rope_append::{KvRows, KvSpan, RopeAppend, rope_append};
+pub use rope_append::{KvSpan, RopeAppend, rope_append};
 pub use route_experts::{RouterLosses, Routing, route_experts, router_losses};
 pub use routed_experts::{ExpertWeights, RoutedTraining, routed_experts, routed_training};
 pub use rows::{RowWeights, add_gated_rows, concat_rows, gather_rows, scale_rows_by_sigmoid, scatter_add_rows};

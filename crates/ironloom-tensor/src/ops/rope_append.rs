@@ -1,11 +1,11 @@
 //! From projections to attention: norms of queries and keys where the family has them, rotary position embedding, and the
 //! append of keys and values to the caches.
 
-use ironloom_kernels::{self as kernels, Form, KvDestination, Slice};
+use ironloom_kernels::{self as kernels, Form, Slice};
 
-use super::{KvBuffer, KvTable, rmsnorm, rope};
+use super::{KvBuffer, rmsnorm, rope};
 use crate::{
-    Context, Error, Path, Result, Tensor,
+    Context, Error, Result, Tensor,
     error::{expect_count, expect_shape},
 };
 
@@ -31,17 +31,8 @@ pub struct KvSpan<'a> {
     pub rows: usize,
 }
 
-/// Which caches the rows of a pass belong to.
-#[derive(Debug)]
-pub enum KvRows<'a, 'b> {
-    /// Consecutive rows of these sequences, one after the other.
-    Spans(&'a mut [KvSpan<'b>]),
-    /// The rows of a table, in this layer.
-    Table(&'a KvTable, usize),
-}
-
-/// Turns `q [n, heads * head_width]` and `k [n, kv_heads * head_width]`, appends `k` and `v` to the caches, and gives `q`.
-/// On a graphics card `q`, `k` and `v` are columns of the same rows, as [`linear_many`](super::linear_many) makes them.
+/// Turns `q [n, heads * head_width]` and `k [n, kv_heads * head_width]`, appends `k` and `v` to the caches of `spans`, whose
+/// rows follow one another, and gives `q`. On a graphics card `q`, `k` and `v` are columns of the same rows, as [`linear_many`](super::linear_many) makes them.
 ///
 /// # Errors
 /// A shape does not fit, a cache has no room, or a tape records.
@@ -49,7 +40,7 @@ pub fn rope_append(
     cx: &Context,
     [q, k, v]: [Tensor; 3],
     options: &RopeAppend<'_>,
-    caches: KvRows<'_, '_>,
+    spans: &mut [KvSpan<'_>],
 ) -> Result<Tensor> {
     cx.without_gradient(NAME)?;
     expect_shape(NAME, "the values", *k.shape(), v.shape())?;
@@ -61,9 +52,6 @@ pub fn rope_append(
         }
         q = rope(cx, q, options.head_width, options.phases)?;
         k = rope(cx, k, options.head_width, options.phases)?;
-        let KvRows::Spans(spans) = caches else {
-            return Err(Error::NeedsCard { operation: "the table of a pass" });
-        };
         let mut first = 0;
         for span in spans {
             let rows = first..first + span.rows;
@@ -73,56 +61,39 @@ pub fn rope_append(
         return Ok(q);
     };
     let (n, head_width) = (q.rows(), options.head_width);
-    let form = if cx.path == Path::Few { Form::F32 } else { Form::Bf16 };
-    let projected = Projected::new([&q, &k, &v], options, form)?;
+    let projected = Projected::new([&q, &k, &v], options, Form::Bf16)?;
     let Projected { heads, kv_heads, half, .. } = projected;
-    let out = Tensor::allocate(gpu, form, [n, q.width()], NAME)?;
-    let (queries, element) = (out.cuda(NAME, form)?, form.bytes(1, 1)?);
-    let call = |first: usize, rows: usize, to: KvDestination<'_>| -> Result<()> {
-        let rest = |slice: Slice<'_>, row_bytes: usize| {
-            let start = first * row_bytes;
-            (start, slice.bytes().saturating_sub(start))
-        };
-        let (qkv_at, qkv_bytes) = rest(projected.qkv, element * (heads + 2 * kv_heads) * head_width);
-        let (out_at, out_bytes) = rest(queries, element * heads * head_width);
-        let (phases_at, phases_bytes) = rest(projected.phases, 8 * half);
+    let out = Tensor::allocate(gpu, Form::Bf16, [n, q.width()], NAME)?;
+    let queries = out.cuda(NAME, Form::Bf16)?;
+    expect_count(NAME, "the number of the spans' rows", n, spans.iter().map(|span| span.rows).sum())?;
+    // Bytes of a row.
+    let [qkv_row, queries_row] = [heads + 2 * kv_heads, heads].map(|heads| 2 * heads * head_width);
+    let phases_row = 8 * half;
+    let mut first = 0;
+    for span in spans {
+        expect_count(NAME, "the number of kv heads", span.buffer.kv_heads(), kv_heads)?;
+        expect_count(NAME, "the head width", span.buffer.head_width(), head_width)?;
+        span.buffer.reserve(span.rows)?;
+        let [keys, values] = span.buffer.cuda(NAME)?;
         let call = kernels::RopeAppend {
-            qkv: projected.qkv.part(qkv_at, qkv_bytes)?,
+            qkv: projected.qkv.part(first * qkv_row, span.rows * qkv_row)?,
             q_norm: projected.q_norm,
             k_norm: projected.k_norm,
             epsilon: projected.epsilon,
-            phases: projected.phases.part(phases_at, phases_bytes)?,
-            queries: queries.part(out_at, out_bytes)?,
-            to,
-            rows,
+            phases: projected.phases.part(first * phases_row, span.rows * phases_row)?,
+            queries: queries.part(first * queries_row, span.rows * queries_row)?,
+            keys,
+            values,
+            first_position: span.buffer.len(),
+            rows: span.rows,
             heads,
             kv_heads,
             head_width,
             half,
         };
-        Ok(kernels::rope_append(gpu, &call)?)
-    };
-    match caches {
-        KvRows::Table(table, layer) => {
-            expect_count(NAME, "the number of the table's rows", table.rows(), n)?;
-            expect_count(NAME, "the number of kv heads", table.kv_heads(), kv_heads)?;
-            expect_count(NAME, "the head width", table.head_width(), head_width)?;
-            call(0, n, KvDestination::Table { kv_table: table.layer(layer)?, positions: table.positions_slice() })?;
-        }
-        KvRows::Spans(spans) => {
-            expect_count(NAME, "the number of the spans' rows", n, spans.iter().map(|span| span.rows).sum())?;
-            let mut first = 0;
-            for span in spans {
-                expect_count(NAME, "the number of kv heads", span.buffer.kv_heads(), kv_heads)?;
-                expect_count(NAME, "the head width", span.buffer.head_width(), head_width)?;
-                span.buffer.reserve(span.rows)?;
-                let [keys, values] = span.buffer.cuda(NAME)?;
-                let to = KvDestination::Sequence { keys, values, first_position: span.buffer.len() };
-                call(first, span.rows, to)?;
-                span.buffer.advance(span.rows)?;
-                first += span.rows;
-            }
-        }
+        kernels::rope_append(gpu, &call)?;
+        span.buffer.advance(span.rows)?;
+        first += span.rows;
     }
     Ok(out)
 }

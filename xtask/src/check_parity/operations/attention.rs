@@ -8,7 +8,7 @@
 use anyhow::Result;
 use ironloom_tensor::{
     Device,
-    ops::{self, AttentionOptions, AttentionSpan, KvBuffer, KvRows, KvSpan, RopeAppend},
+    ops::{self, AttentionOptions, AttentionSpan, KvBuffer, KvSpan, RopeAppend},
 };
 
 use super::attention_rows::Rows;
@@ -166,7 +166,7 @@ pub(super) fn filled(place: &Place, [kv_heads, width]: [usize; 2], keys: &[f32],
         let phases = place.tensor([1.0, 0.0].repeat(rows), [rows, 2])?;
         let options = RopeAppend { head_width: width, norms: None, phases: &phases };
         let mut spans = [KvSpan { buffer: &mut buffer, rows }];
-        ops::rope_append(&place.context(), qkv, &options, KvRows::Spans(&mut spans))?;
+        ops::rope_append(&place.context(), qkv, &options, &mut spans)?;
     }
     Ok(buffer)
 }

@@ -1,11 +1,12 @@
 //! `rope_append`: norms and turns of queries and keys, and the append of keys and values to the caches.
 //!
-//! Queries come out; keys and values are read from the caches. Caches of a card hold bfloat16.
+//! Queries come out; keys and values are read from the caches. Caches of a card hold bfloat16. A card's few rows have all this
+//! and their attention in one call: `attention_rows`.
 
 use anyhow::Result;
 use ironloom_tensor::{
     Device, Tensor,
-    ops::{self, KvBuffer, KvRows, KvSpan, KvTable, RopeAppend, TableRow},
+    ops::{self, KvBuffer, KvSpan, RopeAppend},
 };
 
 use super::{
@@ -44,7 +45,7 @@ const SIZES: [[usize; 5]; 9] = [
 pub(super) fn cases(device: &Device) -> Vec<Case> {
     let mut cases = Vec::new();
     for [heads, kv_heads, width, turned, rows] in SIZES {
-        for place in Place::each(device).into_iter().filter(|place| place.takes(rows)) {
+        for place in Place::each(device).into_iter().filter(|place| !place.is_few()) {
             for has_norms in [false, true] {
                 let sizes = Sizes { heads, kv_heads, width, turned, rows };
                 cases.push(queries(place.clone(), sizes, has_norms));
@@ -95,19 +96,9 @@ impl Given {
         let norms = weights.as_ref().map(|[q, k]| ([q, k], EPSILON));
         let options = RopeAppend { head_width: width, norms, phases: &phases };
         let mut buffer = KvBuffer::new(&place.device, kv_heads, width);
-        if !place.is_few() {
-            let mut spans = [KvSpan { buffer: &mut buffer, rows }];
-            let q = ops::rope_append(&place.context(), qkv, &options, KvRows::Spans(&mut spans))?;
-            return Ok((q.into_f32()?, buffer));
-        }
-        buffer.reserve(rows)?;
-        let table = KvTable::new(&place.device, rows, std::slice::from_ref(&buffer), rows)?;
-        let cache = std::slice::from_ref(&buffer);
-        let table_rows: Vec<TableRow<'_>> = (0..rows).map(|position| TableRow { id: 0, position, cache }).collect();
-        table.set(&table_rows)?;
-        let q = ops::rope_append(&place.context(), qkv, &options, KvRows::Table(&table, 0))?.into_f32()?;
-        buffer.advance(rows)?;
-        Ok((q, buffer))
+        let mut spans = [KvSpan { buffer: &mut buffer, rows }];
+        let q = ops::rope_append(&place.context(), qkv, &options, &mut spans)?;
+        Ok((q.into_f32()?, buffer))
     }
 
     /// Normed and turned heads of queries (0) or keys (1).
