@@ -10,7 +10,14 @@ use std::{
 
 use cudarc::driver::sys;
 
-use crate::{Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function, profile::Recorder};
+use crate::{
+    Buffer, Error, Result, Slice,
+    buffer::Pool,
+    driver::{call, once_more},
+    images,
+    launch::Function,
+    profile::Recorder,
+};
 
 /// What is known of a card.
 #[derive(Clone, Debug, PartialEq)]
@@ -216,14 +223,7 @@ impl Gpu {
     /// # Errors
     /// There is no room: the error names `operation`.
     pub fn allocate_lasting(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
-        let first = Buffer::lasting(&self.inner.shared, bytes, operation);
-        first.or_else(|error| match error {
-            Error::OutOfMemory { .. } | Error::OverBudget { .. } => {
-                self.trim();
-                Buffer::lasting(&self.inner.shared, bytes, operation)
-            }
-            other => Err(other),
-        })
+        once_more(|| Buffer::lasting(&self.inner.shared, bytes, operation), || self.trim())
     }
 
     /// Lasting memory that holds `bytes`.

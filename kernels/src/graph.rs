@@ -52,7 +52,7 @@ impl Gpu {
         let (graph, result) = captured?;
         let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
         call!(cuGraphGetNodes(graph.0, std::ptr::null_mut(), &mut nodes))?;
-        call!(cuGraphInstantiateWithFlags(&mut executable, graph.0, 0))?;
+        self.with_room("a graph", || call!(cuGraphInstantiateWithFlags(&mut executable, graph.0, 0)))?;
         Ok((Graph { shared: shared.clone(), executable, pool, nodes }, result))
     }
 
