@@ -22,6 +22,17 @@ pub enum Error {
         /// How many there are.
         count: usize,
     },
+    /// The driver is older than the calls that are made.
+    #[error(
+        "the driver serves CUDA {}.{}, and {}.{} or later is needed: update NVIDIA's driver, or run on the CPU",
+        found.0, found.1, needed.0, needed.1
+    )]
+    OldDriver {
+        /// The newest CUDA that it serves, major and minor number.
+        found: (u32, u32),
+        /// The oldest that suffices.
+        needed: (u32, u32),
+    },
     /// The card is older than the kernels.
     #[error(
         "{name} has compute capability {major}.{minor}, and the kernels need 8.0 (Ampere) or later: run on the CPU"
