@@ -85,7 +85,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// [`Error::CublasLtMissing`] where it is not installed: use [`gemm`](crate::gemm) then. [`Error::CublasLt`] where
-    /// it cannot serve the device.
+    /// it cannot serve the device, [`Error::OutOfMemory`] where it has no room now.
     pub fn open(gpu: &Gpu, choice_rows: usize) -> Result<Self> {
         // SAFETY: it only asks the loader for the library. Calling into a library that isn't there would panic.
         if !unsafe { sys::is_culib_present() } {
@@ -93,7 +93,7 @@ impl CublasLt {
         }
         let shared = gpu.inner.shared.clone();
         shared.bind()?;
-        let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
+        let handle = gpu.with_room("cuBLASLt", || result::create_handle().map_err(failed("cublasLtCreate")))?;
         Ok(Self { handle, choice_rows, algorithms: Mutex::default(), sized: Mutex::default(), shared })
     }
 

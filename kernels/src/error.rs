@@ -1,5 +1,7 @@
 //! What can go wrong on a device.
 
+use cudarc::{cublaslt::sys::cublasStatus_t, driver::sys::CUresult};
+
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -19,6 +21,17 @@ pub enum Error {
         ordinal: usize,
         /// How many there are.
         count: usize,
+    },
+    /// The driver is older than the calls that are made.
+    #[error(
+        "the driver serves CUDA {}.{}, and {}.{} or later is needed: update NVIDIA's driver, or run on the CPU",
+        found.0, found.1, needed.0, needed.1
+    )]
+    OldDriver {
+        /// The newest CUDA that it serves, major and minor number.
+        found: (u32, u32),
+        /// The oldest that suffices.
+        needed: (u32, u32),
     },
     /// The card is older than the kernels.
     #[error(
@@ -60,13 +73,14 @@ pub enum Error {
     },
     /// The device has no room.
     #[error(
-        "out of device memory: {operation} asked for {asked} bytes, {free} of {total} are free, {held} are held by this \
-         program; use a smaller context or batch, or a more strongly quantized model"
+        "out of device memory: {operation} asked for {}, {free} of {total} are free, {held} are held by this \
+         program; use a smaller context or batch, or a more strongly quantized model",
+        if *asked == 0 { "memory".into() } else { format!("{asked} bytes") }
     )]
     OutOfMemory {
         /// What asked.
         operation: &'static str,
-        /// How many bytes.
+        /// How many bytes; 0 where only the driver knows.
         asked: usize,
         /// Bytes free on the device.
         free: usize,
@@ -74,6 +88,12 @@ pub enum Error {
         total: usize,
         /// Bytes this program holds.
         held: usize,
+    },
+    /// The host has no room for memory that the device can write to.
+    #[error("the host has no {asked} bytes of pinned memory: end other programs that hold some")]
+    OutOfHostMemory {
+        /// How many bytes.
+        asked: usize,
     },
     /// The budget the caller set is used up.
     #[error(
@@ -135,4 +155,16 @@ pub enum Error {
     /// A size does not fit into an address.
     #[error("a size overflows")]
     SizeOverflow,
+}
+
+impl Error {
+    /// Whether there was no room, whoever says so: with less to hold the same call may succeed.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } | Self::OutOfHostMemory { .. } | Self::OverBudget { .. } => true,
+            Self::Driver { code, .. } => *code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32,
+            Self::CublasLt { status, .. } => *status == cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED as u32,
+            _ => false,
+        }
+    }
 }

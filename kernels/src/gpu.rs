@@ -10,7 +10,14 @@ use std::{
 
 use cudarc::driver::sys;
 
-use crate::{Buffer, Error, Result, Slice, buffer::Pool, driver::call, images, launch::Function, profile::Recorder};
+use crate::{
+    Buffer, Error, Result, Slice,
+    buffer::Pool,
+    driver::{call, once_more},
+    images,
+    launch::Function,
+    profile::Recorder,
+};
 
 /// What is known of a card.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +37,11 @@ pub struct Properties {
     /// The newest CUDA that the driver serves, major and minor number.
     pub driver: (u32, u32),
 }
+
+/// The first CUDA whose driver has every function that is called without a look at its version (tensor maps came last). One
+/// that is missing would panic where it is loaded, so older drivers are refused before any but [`Gpu::open`]'s first calls,
+/// which all drivers have.
+const DRIVER_FROM: (u32, u32) = (12, 0);
 
 /// The first compute capability with clusters of blocks.
 pub(crate) const CLUSTERS_FROM: (u32, u32) = (9, 0);
@@ -112,7 +124,7 @@ impl Gpu {
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// The driver, the device or the kernels are missing, or the card is too old: each has its own error.
+    /// The driver, the device or the kernels are missing, or the driver or the card is too old: each has its own error.
     pub fn open(ordinal: usize) -> Result<Self> {
         // SAFETY: it only asks the loader for the library. Calling into a library that isn't there would panic.
         if !unsafe { sys::is_culib_present() } {
@@ -126,6 +138,9 @@ impl Gpu {
             sys::CUresult::CUDA_ERROR_STUB_LIBRARY => return Err(Error::NoDriver),
             other => return Err(crate::driver::failure("cuInit", other)),
         }
+        let mut version = 0;
+        call!(cuDriverGetVersion(&mut version))?;
+        let driver = served(version)?;
         let mut count = 0;
         call!(cuDeviceGetCount(&mut count))?;
         let count = count as usize;
@@ -134,7 +149,7 @@ impl Gpu {
         }
         let mut device = 0;
         call!(cuDeviceGet(&mut device, ordinal as i32))?;
-        let properties = properties(device)?;
+        let properties = properties(device, driver)?;
         let (major, minor) = properties.compute_capability;
         if major < 8 {
             return Err(Error::UnsupportedCard { name: properties.name, major, minor });
@@ -216,14 +231,7 @@ impl Gpu {
     /// # Errors
     /// There is no room: the error names `operation`.
     pub fn allocate_lasting(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
-        let first = Buffer::lasting(&self.inner.shared, bytes, operation);
-        first.or_else(|error| match error {
-            Error::OutOfMemory { .. } | Error::OverBudget { .. } => {
-                self.trim();
-                Buffer::lasting(&self.inner.shared, bytes, operation)
-            }
-            other => Err(other),
-        })
+        once_more(|| Buffer::lasting(&self.inner.shared, bytes, operation), || self.trim())
     }
 
     /// Lasting memory that holds zeros.
@@ -319,7 +327,16 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-fn properties(device: sys::CUdevice) -> Result<Properties> {
+/// The newest CUDA that a driver serves, major and minor number, from the driver's number for it.
+///
+/// # Errors
+/// It is too old.
+fn served(version: i32) -> Result<(u32, u32)> {
+    let found = (version as u32 / 1000, version as u32 % 1000 / 10);
+    if found < DRIVER_FROM { Err(Error::OldDriver { found, needed: DRIVER_FROM }) } else { Ok(found) }
+}
+
+fn properties(device: sys::CUdevice, driver: (u32, u32)) -> Result<Properties> {
     let attribute = |which| -> Result<u32> {
         let mut value = 0;
         call!(cuDeviceGetAttribute(&mut value, which, device))?;
@@ -331,8 +348,6 @@ fn properties(device: sys::CUdevice) -> Result<Properties> {
     let name = name.iter().take_while(|&&letter| letter != 0).map(|&letter| letter as u8 as char).collect();
     let mut memory_bytes = 0;
     call!(cuDeviceTotalMem_v2(&mut memory_bytes, device))?;
-    let mut driver = 0;
-    call!(cuDriverGetVersion(&mut driver))?;
     Ok(Properties {
         name,
         compute_capability: (
@@ -343,6 +358,22 @@ fn properties(device: sys::CUdevice) -> Result<Properties> {
         shared_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         memory_bytes,
-        driver: (driver as u32 / 1000, driver as u32 % 1000 / 10),
+        driver,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_is_too_old_is_named_with_what_is_needed() {
+        let error = served(11_080).unwrap_err();
+        assert!(matches!(error, Error::OldDriver { found: (11, 8), needed: (12, 0) }));
+        assert!(error.to_string().contains("serves CUDA 11.8, and 12.0 or later is needed"), "{error}");
+        assert_eq!(
+            [served(12_000), served(12_030), served(13_000)].map(Result::ok),
+            [Some((12, 0)), Some((12, 3)), Some((13, 0))]
+        );
+    }
 }

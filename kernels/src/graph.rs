@@ -42,8 +42,8 @@ impl Gpu {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             call!(cuStreamBeginCapture_v2(shared.stream, mode))?;
             let second = work();
-            let mut graph = std::ptr::null_mut();
-            let ended = call!(cuStreamEndCapture(shared.stream, &mut graph));
+            let mut graph = Recorded(std::ptr::null_mut());
+            let ended = call!(cuStreamEndCapture(shared.stream, &mut graph.0));
             let second = second?;
             ended?;
             Ok((graph, second))
@@ -51,10 +51,8 @@ impl Gpu {
         swap(general);
         let (graph, result) = captured?;
         let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
-        let made = call!(cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes))
-            .and_then(|()| call!(cuGraphInstantiateWithFlags(&mut executable, graph, 0)));
-        let _ = call!(cuGraphDestroy(graph));
-        made?;
+        call!(cuGraphGetNodes(graph.0, std::ptr::null_mut(), &mut nodes))?;
+        self.with_room("a graph", || call!(cuGraphInstantiateWithFlags(&mut executable, graph.0, 0)))?;
         Ok((Graph { shared: shared.clone(), executable, pool, nodes }, result))
     }
 
@@ -72,6 +70,18 @@ impl Gpu {
         let event = Event { shared: self.inner.shared.clone(), raw };
         call!(cuEventRecord(raw, self.inner.shared.stream))?;
         Ok(event)
+    }
+}
+
+/// What a stream recorded, of which an executable graph is made; null where it recorded nothing.
+struct Recorded(sys::CUgraph);
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // Nothing can be done about a failure at the end.
+            let _ = call!(cuGraphDestroy(self.0));
+        }
     }
 }
 

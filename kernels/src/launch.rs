@@ -98,14 +98,14 @@ impl Gpu {
                 let Some(found) = found else { return Err(missing) };
                 let mut module = std::ptr::null_mut();
                 // SAFETY: the image is a whole fatbin, whose header tells its size.
-                match unsafe { sys::cuModuleLoadData(&mut module, found.fatbin.as_ptr().cast()) } {
-                    sys::CUresult::CUDA_SUCCESS => {}
+                let load = || match unsafe { sys::cuModuleLoadData(&mut module, found.fatbin.as_ptr().cast()) } {
                     sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => {
                         let (major, minor) = self.properties().compute_capability;
-                        return Err(Error::NoCode { name: self.properties().name.clone(), major, minor });
+                        Err(Error::NoCode { name: self.properties().name.clone(), major, minor })
                     }
-                    other => return Err(driver::failure("cuModuleLoadData", other)),
-                }
+                    result => driver::check("cuModuleLoadData", result),
+                };
+                self.with_room("kernels", load)?;
                 loaded.modules.insert(image, crate::gpu::Module(module));
                 module
             }

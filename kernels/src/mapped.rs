@@ -28,11 +28,13 @@ impl Gpu {
         let shared = self.inner.shared.clone();
         shared.bind()?;
         let mut host = std::ptr::null_mut();
-        call!(cuMemHostAlloc(&mut host, bytes.max(8), sys::CU_MEMHOSTALLOC_DEVICEMAP))?;
+        let asked = bytes.max(8);
+        call!(cuMemHostAlloc(&mut host, asked, sys::CU_MEMHOSTALLOC_DEVICEMAP))
+            .map_err(|error| if error.is_out_of_memory() { Error::OutOfHostMemory { asked } } else { error })?;
         let Some(host) = NonNull::new(host) else { return Err(Error::SizeOverflow) };
         let mut mapped = Mapped { shared, host, address: 0, bytes };
         // SAFETY: the memory was allocated with this size.
-        unsafe { host.cast::<u8>().write_bytes(0, bytes.max(8)) };
+        unsafe { host.cast::<u8>().write_bytes(0, asked) };
         call!(cuMemHostGetDevicePointer_v2(&mut mapped.address, host.as_ptr(), 0))?;
         Ok(mapped)
     }

@@ -113,7 +113,8 @@ enum Sampled {
 
 impl<M: LanguageModel> BatchDecoder<M> {
     /// A batch without rows. A pass takes up to `rows_per_pass` rows of prompts; 512, what a session takes alone, is a good
-    /// number. Every row that is answering takes part in every pass even where they are more.
+    /// number. Every row that is answering takes part in every pass even where they are more, and so does the first prompt
+    /// that waits, by as many rows as its session takes alone ([`SessionOptions`](crate::SessionOptions)).
     ///
     /// # Errors
     /// [`Error::InvalidOption`]: `rows_per_pass` is 0.
@@ -332,13 +333,12 @@ impl<M: LanguageModel> BatchDecoder<M> {
     /// the prompts in the order they joined, as far as the pass has room. A prompt is cut as it would be alone, never where
     /// the room ends: on a graphics card the cut decides how a row is rounded.
     fn shares(&mut self) -> Vec<(usize, usize)> {
-        let piece = |session: &Session<M>| session.prefill_rows().min(self.rows_per_pass);
-        let pieces: Vec<usize> = self.rows.iter().map(|row| piece(&row.session)).collect();
+        let pieces: Vec<usize> = self.rows.iter().map(|row| row.session.prefill_rows()).collect();
         let pending = |row: &mut Row<M>| if row.limit().is_some() { 0 } else { row.session.pending() };
         let pending: Vec<usize> = self.rows.iter_mut().map(pending).collect();
         let answering = pending.iter().filter(|&&pending| pending == 1).count();
         let mut room = self.rows_per_pass.saturating_sub(answering);
-        // The first prompt goes on in any case: a batch of many answering rows cannot hold it off forever.
+        // The first prompt goes on in any case: neither many answering rows nor a small pass can hold it off forever.
         let mut first = true;
         let share = |(pending, piece): (usize, usize)| {
             if pending <= 1 {

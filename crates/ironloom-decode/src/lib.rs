@@ -8,7 +8,8 @@
 //!
 //! * A sequence's ids depend on its prompt, its sampler's options and the model, on nothing else: not on sequences beside
 //!   it, on how the prompt was cut, or on a session having been truncated, forked or fed before. It takes a model that
-//!   keeps the same promise, and `ironloom-lm`'s does.
+//!   keeps the same promise, and `ironloom-lm`'s does on the processor. On a graphics card its ids depend on how prompts
+//!   were cut into passes too; a batch cuts them as the session alone does.
 //! * The same seed gives the same text on every machine of one architecture, as long as the logits are the same bits.
 //! * Limits hold: `max_tokens`, the context, every end token. A full context ends the answer; nothing is shifted out.
 //! * What fails or is cancelled leaves a session as it was.

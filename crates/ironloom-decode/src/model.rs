@@ -31,7 +31,9 @@ pub trait LanguageModel {
     /// and replaces `logits` by those of each span's last row, `[spans, vocabulary]`.
     ///
     /// A row's logits must depend on its sequence alone, bit for bit: not on the spans beside it, nor on how its sequence
-    /// was cut into passes. A session and a batch promise no more than the model does.
+    /// was cut into passes. (On a graphics card a pass of many rows of a sequence rounds differently than one of few: there
+    /// the logits may depend on the cut, and sessions and batches cut a prompt alike.) A session and a batch promise no more
+    /// than the model does.
     ///
     /// # Errors
     /// The pass failed. The caches may hold some of its rows then; the caller cuts them back.

@@ -2,8 +2,9 @@
 //!
 //! In: ids. Out: the logits after the last of them, and ids sampled from those. A session owns the ids and the model's cache
 //! of them; ids that the cache does not hold yet (the one sampled last, as a rule) are computed when their logits are asked
-//! for, so each is computed once. Because a model's rows do not depend on how a sequence is cut into passes, a session that
-//! was truncated, forked or fed in parts goes on exactly as a fresh one with the same ids.
+//! for, so each is computed once. Because a model's rows depend on their sequence alone, a session that was truncated, forked
+//! or fed in parts goes on exactly as a fresh one with the same ids; on a graphics card as a fresh one whose prompts were cut
+//! into the same passes, for passes of many rows round differently there.
 
 use std::{
     ops::ControlFlow,

@@ -42,7 +42,7 @@ fn a_step_is_one_pass_and_prompts_share_its_room() {
     let mut batch = batch(&model, 8);
     let first = batch.join(model.session(), &[1, 2], sampler(1), limits(3)).unwrap();
     assert_eq!(batch.step().unwrap().len(), 1);
-    let second = batch.join(model.session(), &[3; 12], sampler(2), limits(2)).unwrap();
+    let second = batch.join(model.session_of(8), &[3; 12], sampler(2), limits(2)).unwrap();
     let rows = run(&mut batch);
     // The second prompt is cut as it is alone, not where the first row leaves it room.
     assert_eq!(model.take_passes(), [vec![2], vec![1, 8], vec![1, 4], vec![1]]);
@@ -62,11 +62,29 @@ fn waiting_prompts_divide_a_pass_in_the_order_they_joined() {
     assert_eq!(model.take_passes(), [vec![5], vec![1, 6], vec![1, 4], vec![1]]);
 }
 
+#[test]
+fn a_prompt_is_cut_as_it_is_alone_however_few_rows_a_pass_takes() {
+    let model = ScriptedModel::hashing(100);
+    let mut alone = model.session_of(8);
+    alone.feed(&[1; 20]).unwrap();
+    let cut = model.take_passes().concat();
+    assert_eq!(cut, [8, 8, 4]);
+    for rows_per_pass in [1, 4, 8, 11, 64] {
+        let mut batch = batch(&model, rows_per_pass);
+        batch.join(model.session(), &[2], sampler(1), limits(9)).unwrap();
+        batch.join(model.session_of(8), &[1; 20], sampler(2), limits(1)).unwrap();
+        run(&mut batch);
+        let shared = model.take_passes();
+        let found: Vec<usize> = shared.into_iter().flatten().filter(|rows| *rows > 1).collect();
+        assert_eq!(found, cut, "{rows_per_pass} rows in a pass");
+    }
+}
+
 proptest! {
     #[test]
     fn rows_that_come_and_go_get_what_they_get_alone(
         rows in prop::collection::vec((prop::collection::vec(0u32..257, 1..30), 0usize..12, 0usize..10), 1..10),
-        rows_per_pass in 1usize..24,
+        (rows_per_pass, prefill_rows) in (1usize..24, 1usize..24),
     ) {
         let model = ScriptedModel::hashing(64);
         let mut batch = batch(&model, rows_per_pass);
@@ -80,7 +98,8 @@ proptest! {
                 if step < number + delay && !batch.is_empty() {
                     break;
                 }
-                let row = batch.join(model.session(), prompt, sampler(number as u64), limits(*tokens)).unwrap();
+                let session = model.session_of(prefill_rows);
+                let row = batch.join(session, prompt, sampler(number as u64), limits(*tokens)).unwrap();
                 expected.insert(row, alone(&model, prompt, &mut sampler(number as u64), *tokens));
                 found.insert(row, Vec::new());
                 next = waiting.next();
@@ -137,7 +156,7 @@ fn a_row_can_leave_and_its_session_goes_on() {
     let model = ScriptedModel::hashing(100);
     let mut batch = batch(&model, 4);
     let row = batch.join(model.session(), &[1, 2, 3], sampler(1), limits(50)).unwrap();
-    let other = batch.join(model.session(), &[4; 9], sampler(2), limits(2)).unwrap();
+    let other = batch.join(model.session_of(4), &[4; 9], sampler(2), limits(2)).unwrap();
     batch.step().unwrap();
     batch.step().unwrap();
     let mut session = batch.leave(row).unwrap();

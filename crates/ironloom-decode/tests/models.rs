@@ -97,7 +97,7 @@ fn a_row_of_a_batch_gets_the_ids_it_gets_alone() {
         let mut rows = Vec::new();
         for (number, prompt) in prompts.iter().enumerate() {
             rows.push(
-                batch.join(session(&model, &device, 512), prompt, sampler(number as u64), limits.clone()).unwrap(),
+                batch.join(session(&model, &device, 16), prompt, sampler(number as u64), limits.clone()).unwrap(),
             );
             // The next one joins while this one is under way.
             collect(&mut batch, &rows, &mut found);

@@ -413,7 +413,7 @@ fn a_prompt_that_waits_does_not_hold_back_a_row_whose_logits_are_known() {
     let mut session = device.session();
     session.feed(&[4, 5, 6]).unwrap();
     let answering = batch.join(session, &[], sampler(2), limits(20)).unwrap();
-    batch.join(device.session(), &[7; 10], sampler(1), limits(20)).unwrap();
+    batch.join(device.session_of(1), &[7; 10], sampler(1), limits(20)).unwrap();
     for _ in 0..12 {
         let events = batch.step().unwrap();
         assert!(events.iter().any(|(row, _)| *row == answering));

@@ -146,7 +146,13 @@ impl ScriptedModel {
     }
 
     pub(crate) fn session(self: &Arc<Self>) -> Session<Self> {
-        Session::new(self.clone(), Device::cpu(1), SessionOptions::default()).unwrap()
+        self.session_of(SessionOptions::default().prefill_rows)
+    }
+
+    /// A session that puts this many ids of a prompt through the model at a time.
+    pub(crate) fn session_of(self: &Arc<Self>, prefill_rows: usize) -> Session<Self> {
+        let options = SessionOptions { prefill_rows, ..Default::default() };
+        Session::new(self.clone(), Device::cpu(1), options).unwrap()
     }
 
     /// All passes since this was last asked.
