@@ -2,7 +2,7 @@
 
 use crate::{
     AdamWRule, Error, Form, Gpu, ParameterRange, Result, Slice,
-    gradient_norm::aligned,
+    checks::aligned,
     launch::{Arguments, Launch},
     optimizer::AdamWOptions,
 };
@@ -56,11 +56,10 @@ pub fn adamw_8bit(gpu: &Gpu, call: &AdamW8bit<'_>) -> Result<()> {
     }
     let at = range.addresses(NAME)?;
     let scales = Form::F32.bytes(1, blocks)?;
-    let first = call.first.expect(NAME, "the first moments' codes in bytes", count)?;
+    let first = aligned(NAME, "the first moments' codes in bytes", call.first, count)?;
     let first_absmax = call.first_absmax.expect(NAME, "the first moments' scales in bytes", scales)?;
-    let second = call.second.expect(NAME, "the second moments' codes in bytes", count)?;
+    let second = aligned(NAME, "the second moments' codes in bytes", call.second, count)?;
     let second_absmax = call.second_absmax.expect(NAME, "the second moments' scales in bytes", scales)?;
-    aligned(NAME, &[first, second])?;
     let arguments = Arguments::new()
         .u64(at.weights)
         .u64(at.gradient)

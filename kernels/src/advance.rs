@@ -56,10 +56,8 @@ pub fn advance(gpu: &Gpu, call: &Advance<'_>) -> Result<()> {
     let ids = call.ids.expect(NAME, "the ids in bytes", of_rows)?;
     let tokens = call.tokens.expect(NAME, "the tokens in bytes", of_rows)?;
     let positions = call.positions.expect(NAME, "the positions in bytes", of_rows)?;
-    let histories = match call.histories {
-        Some(histories) => histories.expect(NAME, "the histories in bytes", Form::F32.bytes(rows, 2)?)?,
-        None => 0,
-    };
+    let history_bytes = Form::F32.bytes(rows, 2)?;
+    let histories = Slice::expect_optional(call.histories, NAME, "the histories in bytes", history_bytes)?;
     let step = call.step.expect(NAME, "the step's number in bytes", 8)?;
     let arguments = Arguments::new()
         .u64(ids)

@@ -6,7 +6,7 @@ use std::f32::consts::LOG2_E;
 use crate::{
     Error, Form, Gpu, Kernels, Result, Slice,
     attention_hopper::{AttentionHopper, Sees, attention_hopper},
-    checks::int,
+    checks::{aligned, grouped_heads, int, multiple, strided_by_eight},
     launch::{Arguments, Launch},
     tensor_map::Tensor,
 };
@@ -104,9 +104,7 @@ pub fn attention_with(gpu: &Gpu, call: &Attention<'_>, kernels: Kernels) -> Resu
         return Err(Error::Unsupported { operation: NAME, what });
     };
     let shape = |what, expected, found| Error::Shape { operation: NAME, what, expected, found };
-    if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-        return Err(shape("the number of query heads", kv_heads.max(1), heads));
-    }
+    grouped_heads(NAME, heads, kv_heads)?;
     if length < rows {
         return Err(shape("the history's length", rows, length));
     }
@@ -119,33 +117,22 @@ pub fn attention_with(gpu: &Gpu, call: &Attention<'_>, kernels: Kernels) -> Resu
     }
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
     let kv_width = kv_heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
-    if query_stride < width || !query_stride.is_multiple_of(8) {
-        return Err(shape("the stride of query rows", width.next_multiple_of(8), query_stride));
-    }
     let all_rows = batch.checked_mul(rows).ok_or(Error::SizeOverflow)?;
+    let queries = strided_by_eight(NAME, "the queries in bytes", call.queries, [all_rows, query_stride, width])?;
     if all_rows == 0 {
         return Ok(());
     }
     let one_history = length.checked_mul(kv_width).ok_or(Error::SizeOverflow)?;
-    if batch > 1 && !kv_batch_stride.is_multiple_of(8) {
-        return Err(shape("the stride of sequences", kv_batch_stride.next_multiple_of(8), kv_batch_stride));
+    if batch > 1 {
+        multiple(NAME, "the stride of sequences (needed: a multiple of)", kv_batch_stride, 8)?;
     }
-    // The last row and the last history end where their own elements do.
-    let query_bytes = Form::Bf16.bytes(all_rows - 1, query_stride)? + Form::Bf16.bytes(1, width)?;
+    // The last history ends where its own elements do.
     let kv_bytes = Form::Bf16.bytes(batch - 1, kv_batch_stride)? + Form::Bf16.bytes(1, one_history)?;
-    let queries = call.queries.expect(NAME, "the queries in bytes", query_bytes)?;
-    let keys = call.keys.expect(NAME, "the keys in bytes", kv_bytes)?;
-    let values = call.values.expect(NAME, "the values in bytes", kv_bytes)?;
-    let out = call.out.expect(NAME, "the output in bytes", Form::Bf16.bytes(all_rows, width)?)?;
-    for address in [queries, keys, values, out] {
-        if !address.is_multiple_of(16) {
-            return Err(shape("an operand's place, past a multiple of 16 bytes,", 0, (address % 16) as usize));
-        }
-    }
-    let log_sum_exp = match call.log_sum_exp {
-        Some(slice) => slice.expect(NAME, "the log-sum-exp in bytes", Form::F32.bytes(all_rows, heads)?)?,
-        None => 0,
-    };
+    let keys = aligned(NAME, "the keys in bytes", call.keys, kv_bytes)?;
+    let values = aligned(NAME, "the values in bytes", call.values, kv_bytes)?;
+    let out = aligned(NAME, "the output in bytes", call.out, Form::Bf16.bytes(all_rows, width)?)?;
+    let sums = Form::F32.bytes(all_rows, heads)?;
+    let log_sum_exp = Slice::expect_optional(call.log_sum_exp, NAME, "the log-sum-exp in bytes", sums)?;
 
     let query_batch_stride = rows.checked_mul(query_stride).ok_or(Error::SizeOverflow)?;
     if kernels == Kernels::Fastest {

@@ -9,7 +9,7 @@ use std::f32::consts::LOG2_E;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    checks::int,
+    checks::{aligned, aligned_to, grouped_heads, int},
     gpu::CLUSTERS_FROM,
     launch::{Arguments, Launch},
 };
@@ -114,14 +114,10 @@ impl FewShape {
 
     fn plan(&self) -> Result<Plan> {
         let Self { rows, max_positions, heads, kv_heads, head_width, window } = *self;
-        if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-            let what = "the number of query heads";
-            return Err(Error::Shape { operation: NAME, what, expected: kv_heads.max(1), found: heads });
-        }
+        let group = grouped_heads(NAME, heads, kv_heads)?;
         if window == Some(0) {
             return Err(Error::Shape { operation: NAME, what: "the window", expected: 1, found: 0 });
         }
-        let group = heads / kv_heads;
         let head_blocks = group.div_ceil(HEADS_A_BLOCK);
         let most_chunks = (BLOCKS / (kv_heads * head_blocks)).clamp(16, 128);
         let visible = window.map_or(max_positions, |window| window.min(max_positions));
@@ -175,21 +171,13 @@ pub fn attention_few(gpu: &Gpu, call: &AttentionFew<'_>) -> Result<()> {
     let width = heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
     let row_width =
         kv_heads.checked_mul(2 * head_width).and_then(|kv| kv.checked_add(width)).ok_or(Error::SizeOverflow)?;
-    let aligned = |slice: Slice<'_>, what, bytes: usize| {
-        let address = slice.expect(NAME, what, bytes)?;
-        match (address % 16) as usize {
-            0 => Ok(address),
-            past => Err(Error::Unsupported { operation: NAME, what: format!("{what}: {past} past a multiple of 16") }),
-        }
-    };
-    let norm = |weight: Option<Slice<'_>>, what| {
-        weight.map_or(Ok(0), |weight| aligned(weight, what, Form::F32.bytes(1, head_width)?))
-    };
+    let norm_bytes = Form::F32.bytes(1, head_width)?;
+    let norm = |weight, what| aligned_to(16, NAME, what, Slice::expect_optional(weight, NAME, what, norm_bytes)?);
     let arguments = Arguments::new()
-        .u64(aligned(call.qkv, "the projections in bytes", Form::F32.bytes(rows, row_width)?)?)
+        .u64(aligned(NAME, "the projections in bytes", call.qkv, Form::F32.bytes(rows, row_width)?)?)
         .u64(norm(call.q_norm, "the query norm in bytes")?)
         .u64(norm(call.k_norm, "the key norm in bytes")?)
-        .u64(aligned(call.phases, "the phases in bytes", Form::F32.bytes(rows, 2 * half)?)?)
+        .u64(aligned(NAME, "the phases in bytes", call.phases, Form::F32.bytes(rows, 2 * half)?)?)
         .u64(call.kv_table.expect(NAME, "the table of caches in bytes", rows.saturating_mul(16))?)
         .u64(call.positions.expect(NAME, "the positions in bytes", rows.saturating_mul(4))?)
         .u64(call.out.expect(NAME, "the output in bytes", Form::Split.bytes(rows, width)?)?)

@@ -12,7 +12,7 @@ use crate::{
     Error, Form, Gpu, Kernels, Result, Slice,
     attention_backward_hopper::{Operands, attention_backward_hopper},
     attention_hopper::{AttentionHopper, Sees, attention_hopper},
-    checks::int,
+    checks::{grouped_heads, int, strided_by_eight},
     launch::{Arguments, Launch},
     tensor_map::Tensor,
 };
@@ -160,11 +160,11 @@ pub fn attention_training_backward_with(
     let AttentionTraining { rows, keys, heads, kv_heads, head_width, .. } = forward;
     let checked = check(NAME, &forward)?;
     let (width, kv_width) = (heads * head_width, kv_heads * head_width);
-    let gradient = operand(NAME, "the gradient in bytes", call.gradient, call.gradient_stride, rows, width)?;
+    let gradient = strided_by_eight(NAME, "the gradient in bytes", call.gradient, [rows, call.gradient_stride, width])?;
     let delta = call.delta.expect(NAME, "delta in bytes", Form::F32.bytes(rows, heads)?)?;
-    let dq = operand(NAME, "the queries' gradient in bytes", call.dq, call.dq_stride, rows, width)?;
-    let dk = operand(NAME, "the keys' gradient in bytes", call.dk, call.dk_stride, keys, kv_width)?;
-    let dv = operand(NAME, "the values' gradient in bytes", call.dv, call.dv_stride, keys, kv_width)?;
+    let dq = strided_by_eight(NAME, "the queries' gradient in bytes", call.dq, [rows, call.dq_stride, width])?;
+    let dk = strided_by_eight(NAME, "the keys' gradient in bytes", call.dk, [keys, call.dk_stride, kv_width])?;
+    let dv = strided_by_eight(NAME, "the values' gradient in bytes", call.dv, [keys, call.dv_stride, kv_width])?;
 
     let mut arguments = BackwardCall {
         forward: checked,
@@ -378,41 +378,13 @@ fn is_by_length(gpu: &Gpu, tiles: usize, blocks: usize) -> i32 {
     i32::from(tiles <= 512 && blocks <= 16 * multiprocessors(gpu))
 }
 
-/// The address of rows of `width` elements, `stride` apart.
-fn operand(
-    operation: &'static str,
-    what: &'static str,
-    slice: Slice<'_>,
-    stride: usize,
-    rows: usize,
-    width: usize,
-) -> Result<u64> {
-    if stride < width || !stride.is_multiple_of(8) {
-        let expected = width.next_multiple_of(8);
-        return Err(Error::Shape { operation, what: "the stride of rows", expected, found: stride });
-    }
-    let elements = match rows.checked_sub(1) {
-        Some(before) => before.checked_mul(stride).and_then(|n| n.checked_add(width)).ok_or(Error::SizeOverflow)?,
-        None => 0,
-    };
-    let address = slice.expect(operation, what, Form::Bf16.bytes(1, elements)?)?;
-    if !address.is_multiple_of(16) {
-        let what = "an operand's place, past a multiple of 16 bytes,";
-        return Err(Error::Shape { operation, what, expected: 0, found: (address % 16) as usize });
-    }
-    Ok(address)
-}
-
 fn check(operation: &'static str, call: &AttentionTraining<'_>) -> Result<Call> {
     let AttentionTraining { rows, keys, heads, kv_heads, head_width, scale, bounds, .. } = *call;
     if head_width == 0 || head_width > 256 || !head_width.is_multiple_of(8) {
         let what = format!("heads of {head_width} elements; a multiple of 8 up to 256 has one");
         return Err(Error::Unsupported { operation, what });
     }
-    if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
-        let what = "the number of query heads";
-        return Err(Error::Shape { operation, what, expected: kv_heads.max(1), found: heads });
-    }
+    grouped_heads(operation, heads, kv_heads)?;
     if scale.is_nan() || scale <= 0.0 {
         let what = format!("a factor of {scale} on scores; it has to be positive");
         return Err(Error::Unsupported { operation, what });
@@ -421,10 +393,10 @@ fn check(operation: &'static str, call: &AttentionTraining<'_>) -> Result<Call> 
     let kv_width = kv_heads * head_width;
     let bound = |slice: Slice<'_>, rows: usize| slice.expect(operation, "bounds in bytes", Form::F32.bytes(rows, 1)?);
     Ok(Call {
-        q: operand(operation, "the queries in bytes", call.q, call.q_stride, rows, width)?,
-        k: operand(operation, "the keys in bytes", call.k, call.k_stride, keys, kv_width)?,
-        v: operand(operation, "the values in bytes", call.v, call.v_stride, keys, kv_width)?,
-        out: operand(operation, "the output in bytes", call.out, call.out_stride, rows, width)?,
+        q: strided_by_eight(operation, "the queries in bytes", call.q, [rows, call.q_stride, width])?,
+        k: strided_by_eight(operation, "the keys in bytes", call.k, [keys, call.k_stride, kv_width])?,
+        v: strided_by_eight(operation, "the values in bytes", call.v, [keys, call.v_stride, kv_width])?,
+        out: strided_by_eight(operation, "the output in bytes", call.out, [rows, call.out_stride, width])?,
         log_sum_exp: call.log_sum_exp.expect(operation, "the log-sum-exp in bytes", Form::F32.bytes(rows, heads)?)?,
         first_key: bound(bounds.first_key, rows)?,
         end_key: bound(bounds.end_key, rows)?,

@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    checks::{by, int, strided},
+    checks::{aligned, by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -65,16 +65,13 @@ pub fn cross_entropy(gpu: &Gpu, call: &CrossEntropy<'_>) -> Result<()> {
         return Err(Error::Unsupported { operation: NAME, what: "a vocabulary of nothing".to_owned() });
     }
     if stride < vocabulary {
-        return Err(Error::Shape { operation: NAME, what: "a stride", expected: vocabulary, found: stride });
+        return Err(Error::Shape { operation: NAME, what: "the stride of rows", expected: vocabulary, found: stride });
     }
     let logits = strided(NAME, "the logits in bytes", call.logits, Form::Bf16, [rows, stride, stride])?;
     let targets = call.targets.expect(NAME, "the targets in bytes", Form::F32.bytes(rows, 1)?)?;
     let scale = call.scale.expect(NAME, "the scale in bytes", 4)?;
-    let figures = call.row_figures.expect(NAME, "the figures of rows in bytes", Form::F32.bytes(rows, 4)?)?;
+    let figures = aligned(NAME, "the figures of rows in bytes", call.row_figures, Form::F32.bytes(rows, 4)?)?;
     let totals = call.totals.expect(NAME, "the totals in bytes", 32)?;
-    if !figures.is_multiple_of(16) {
-        return Err(Error::Unsupported { operation: NAME, what: "figures at no multiple of 16 bytes".to_owned() });
-    }
     let shared = gpu.properties().shared_per_block as usize;
     // Quads of eight logits that each thread keeps outside registers; those of two blocks share a multiprocessor's memory.
     let outside = |(_, threads, columns): (&str, usize, usize)| stride.saturating_sub(columns).div_ceil(8 * threads);

@@ -5,7 +5,7 @@ use bytemuck::NoUninit;
 use crate::{
     Error, Form, Gpu, Result, Slice,
     add::row_grid,
-    checks::{by, int, strided},
+    checks::{aligned_to, by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -49,10 +49,7 @@ pub fn dropout(gpu: &Gpu, call: &Dropout<'_>) -> Result<()> {
     }
     let x = strided(NAME, "the input in bytes", call.x, form, [rows, x_stride, width])?;
     let out = strided(NAME, "the output in bytes", call.out, form, [rows, out_stride, width])?;
-    let seed = call.seed.expect(NAME, "the seed in bytes", 8)?;
-    if !seed.is_multiple_of(8) {
-        return Err(Error::Unsupported { operation: NAME, what: "a seed at no multiple of 8 bytes".to_owned() });
-    }
+    let seed = aligned_to(8, NAME, "the seed in bytes", call.seed.expect(NAME, "the seed in bytes", 8)?)?;
     let vectors = width.is_multiple_of(4) && by(4, form, x, x_stride) && by(4, form, out, out_stride);
     let (kernel, per_row) = if vectors { ("dropout", width / 4) } else { ("dropout_any", width) };
     let arguments = Arguments::new().value(Call {

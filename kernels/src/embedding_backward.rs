@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    checks::{by, int, strided},
+    checks::{aligned, by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -76,10 +76,7 @@ pub fn embedding_backward(gpu: &Gpu, call: &EmbeddingBackward<'_>) -> Result<()>
     let table_bytes = Form::F32.bytes(vocabulary, width)?;
     let table = call.table_gradient.expect(NAME, "the table's gradient in bytes", table_bytes)?;
     let [count, sorted, partials, bytes] = parts(rows, width)?;
-    let workspace = call.workspace.expect(NAME, "the workspace in bytes", bytes)?;
-    if !workspace.is_multiple_of(16) {
-        return Err(Error::Unsupported { operation: NAME, what: "a workspace at no multiple of 16 bytes".to_owned() });
-    }
+    let workspace = aligned(NAME, "the workspace in bytes", call.workspace, bytes)?;
     let quotients = |log2: u32| vocabulary.div_ceil(1 << log2);
     let Some(bins_log2) = (LEAST_BINS_LOG2..=MOST_BINS_LOG2).find(|&log2| quotients(log2) <= MOST_QUOTIENTS) else {
         return Err(Error::Unsupported { operation: NAME, what: format!("a vocabulary of {vocabulary}") });

@@ -1,9 +1,9 @@
 //! The gated half of a feed-forward block: the launcher of `cuda/gated_activation.cu`.
 
 use crate::{
-    Error, Form, Gpu, Result, Slice,
+    Form, Gpu, Result, Slice,
     add::row_grid,
-    checks::int,
+    checks::{by, int, strided},
     launch::{Arguments, Launch},
 };
 
@@ -52,36 +52,24 @@ const EIGHTS_OF_BLOCK: u32 = 512;
 pub fn gated_activation(gpu: &Gpu, call: &GatedActivation<'_>) -> Result<()> {
     const NAME: &str = "gated activation";
     let GatedActivation { gate_stride, up_stride, input_form, form, rows, width, .. } = *call;
-    let input = |slice: Slice<'_>, what: &'static str, stride: usize| {
-        if stride < width {
-            return Err(Error::Shape { operation: NAME, what: "a stride", expected: width, found: stride });
-        }
-        let before = rows.saturating_sub(1).checked_mul(stride).ok_or(Error::SizeOverflow)?;
-        let elements = if rows == 0 { 0 } else { before.checked_add(width).ok_or(Error::SizeOverflow)? };
-        slice.expect(NAME, what, input_form.bytes(1, elements)?)
-    };
-    let gate = input(call.gate, "the gate in bytes", gate_stride)?;
-    let up = input(call.up, "up in bytes", up_stride)?;
+    let gate = strided(NAME, "the gate in bytes", call.gate, input_form, [rows, gate_stride, width])?;
+    let up = strided(NAME, "up in bytes", call.up, input_form, [rows, up_stride, width])?;
     let out = call.out.expect(NAME, "the output in bytes", form.bytes(rows, width)?)?;
-    let vector = match input_form {
-        Form::F32 => 4,
-        Form::Bf16 => 8,
-        Form::Split => {
-            return Err(Error::Unsupported { operation: NAME, what: "an input in two parts".to_owned() });
-        }
-    };
-    let aligned = [gate, up, out].iter().all(|address| address.is_multiple_of(16))
-        && [gate_stride, up_stride, width].iter().all(|size| size.is_multiple_of(vector));
+    let vector = if input_form == Form::Bf16 { 8 } else { 4 };
+    let vectors = width.is_multiple_of(vector)
+        && by(vector, input_form, gate, gate_stride)
+        && by(vector, input_form, up, up_stride)
+        && out.is_multiple_of(16);
     let places = Arguments::new().u64(gate).u64(gate_stride as u64).u64(up).u64(up_stride as u64).u64(out);
     let sizes =
         |arguments: Arguments| Ok(arguments.i32(int(NAME, rows)?).i32(int(NAME, width)?).i32(call.activation as i32));
     let eights = rows.checked_mul(width / 8).and_then(|count| i32::try_from(count).ok());
-    if let (true, Form::Bf16, Form::Bf16, Some(eights)) = (aligned, input_form, form, eights) {
+    if let (true, Form::Bf16, Form::Bf16, Some(eights)) = (vectors, input_form, form, eights) {
         let grid = [(eights as u32).div_ceil(EIGHTS_OF_BLOCK), 1, 1];
         let launch = Launch { grid, threads: 256, shared_bytes: 0 };
         return gpu.launch(&gpu.function("gated_activation", "gated_activation_bf16")?, launch, sizes(places)?);
     }
-    let (name, vector) = match (input_form, aligned) {
+    let (name, vector) = match (input_form, vectors) {
         (Form::F32, true) => ("gated_activation_f32", 4),
         (Form::F32, false) => ("gated_activation_f32_any", 1),
         _ => ("gated_activation_bf16_any", 1),

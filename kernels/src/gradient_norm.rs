@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    checks::int,
+    checks::{aligned, aligned_to, int},
     launch::{Arguments, Launch},
 };
 
@@ -114,9 +114,8 @@ pub fn sum_of_squares_pieces(count: usize) -> usize {
 pub fn sum_of_squares(gpu: &Gpu, gradient: Slice<'_>, partial: Slice<'_>, count: usize) -> Result<()> {
     const NAME: &str = "sum of squares";
     let pieces = sum_of_squares_pieces(count);
-    let gradient = gradient.expect(NAME, "the gradient in bytes", Form::F32.bytes(1, count)?)?;
-    let partial = partial.expect(NAME, "the sums in bytes", pieces * 8)?;
-    aligned(NAME, &[gradient, partial])?;
+    let gradient = aligned(NAME, "the gradient in bytes", gradient, Form::F32.bytes(1, count)?)?;
+    let partial = aligned(NAME, "the sums in bytes", partial, pieces * 8)?;
     let launch = Launch { grid: [pieces as u32, 1, 1], threads: THREADS as u32, shared_bytes: 0 };
     let arguments = Arguments::new().u64(gradient).u64(partial).u64(count as u64);
     gpu.launch(&gpu.function("gradient_norm", "sum_of_squares")?, launch, arguments)
@@ -157,21 +156,13 @@ pub fn judge_step(gpu: &Gpu, call: &JudgeStep<'_>) -> Result<()> {
     const NAME: &str = "judge step";
     let JudgeStep { pieces, .. } = *call;
     let sums = pieces.checked_mul(8).ok_or(Error::SizeOverflow)?;
-    let partial = call.partial.expect(NAME, "the sums of squares in bytes", sums)?;
-    let totals = call.totals.expect(NAME, "the loss totals in bytes", size_of::<LossTotals>())?;
-    let side_losses = match call.side_losses {
-        Some(losses) => losses.expect(NAME, "the side losses in bytes", 8)?,
-        None => 0,
-    };
-    let limits = call.limits.expect(NAME, "the limits in bytes", size_of::<StepLimits>())?;
-    let step = call.step.expect(NAME, "the step's values in bytes", size_of::<StepValues>())?;
-    let result = call.result.expect(NAME, "the step's result in bytes", size_of::<StepResult>())?;
-    if [partial, totals, side_losses, limits, step, result].iter().any(|address| !address.is_multiple_of(8)) {
-        return Err(Error::Unsupported {
-            operation: NAME,
-            what: "numbers that are not at multiples of 8 bytes".into(),
-        });
-    }
+    let eight = |what, slice: Slice<'_>, bytes| aligned_to(8, NAME, what, slice.expect(NAME, what, bytes)?);
+    let partial = eight("the sums of squares in bytes", call.partial, sums)?;
+    let totals = eight("the loss totals in bytes", call.totals, size_of::<LossTotals>())?;
+    let side_losses = call.side_losses.map_or(Ok(0), |losses| eight("the side losses in bytes", losses, 8))?;
+    let limits = eight("the limits in bytes", call.limits, size_of::<StepLimits>())?;
+    let step = eight("the step's values in bytes", call.step, size_of::<StepValues>())?;
+    let result = eight("the step's result in bytes", call.result, size_of::<StepResult>())?;
     let arguments = Arguments::new()
         .u64(partial)
         .i32(int(NAME, pieces)?)
@@ -182,12 +173,4 @@ pub fn judge_step(gpu: &Gpu, call: &JudgeStep<'_>) -> Result<()> {
         .u64(result);
     let launch = Launch { grid: [1, 1, 1], threads: JUDGE_THREADS, shared_bytes: 0 };
     gpu.launch(&gpu.function("gradient_norm", "judge_step")?, launch, arguments)
-}
-
-/// Refuses what cannot be read by 16 bytes.
-pub(crate) fn aligned(operation: &'static str, addresses: &[u64]) -> Result<()> {
-    if addresses.iter().all(|address| address.is_multiple_of(16)) {
-        return Ok(());
-    }
-    Err(Error::Unsupported { operation, what: "elements that do not start at a multiple of 16 bytes".to_owned() })
 }

@@ -2,8 +2,8 @@
 
 use crate::{
     Error, Form, Gpu, Multiply, Operand, Output, ParameterRange, Result, Slice,
-    checks::int,
-    gradient_norm::{aligned, sum_of_squares, sum_of_squares_pieces},
+    checks::{aligned, int},
+    gradient_norm::{sum_of_squares, sum_of_squares_pieces},
     launch::Arguments,
     optimizer::element_launch,
 };
@@ -97,10 +97,9 @@ pub fn muon(gpu: &Gpu, call: &Muon<'_>, mut multiply: impl FnMut(&Multiply<'_>) 
         return Ok(());
     }
     let at = range.addresses(NAME)?;
-    let momentum = call.momentum.expect(NAME, "the momentum in bytes", Form::F32.bytes(rows, cols)?)?;
+    let momentum = range.state(NAME, "the momentum in bytes", call.momentum)?;
     let ends = workspace_ends(rows, cols)?;
-    let workspace = call.workspace.expect(NAME, "the workspace in bytes", ends[5])?;
-    aligned(NAME, &[momentum, workspace])?;
+    aligned(NAME, "the workspace in bytes", call.workspace, ends[5])?;
     let part = |index: usize| {
         let start = if index == 0 { 0 } else { ends[index - 1] };
         call.workspace.part(start, ends[index] - start)

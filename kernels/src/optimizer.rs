@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{
     Form, Gpu, Result, Slice, StepValues,
-    gradient_norm::aligned,
+    checks::{aligned, aligned_to},
     launch::{Arguments, Launch},
 };
 
@@ -39,24 +39,17 @@ pub(crate) struct RangeAddresses {
 impl ParameterRange<'_> {
     pub(crate) fn addresses(&self, operation: &'static str) -> Result<RangeAddresses> {
         let bytes = Form::F32.bytes(1, self.count)?;
-        let weights = self.weights.expect(operation, "the weights in bytes", bytes)?;
-        let gradient = self.gradient.expect(operation, "the gradient in bytes", bytes)?;
-        let rounded = match self.rounded {
-            Some(rounded) => {
-                rounded.expect(operation, "the rounded weights in bytes", Form::Bf16.bytes(1, self.count)?)?
-            }
-            None => 0,
-        };
+        let weights = aligned(operation, "the weights in bytes", self.weights, bytes)?;
+        let gradient = aligned(operation, "the gradient in bytes", self.gradient, bytes)?;
+        let (what, bytes) = ("the rounded weights in bytes", Form::Bf16.bytes(1, self.count)?);
+        let rounded = aligned_to(16, operation, what, Slice::expect_optional(self.rounded, operation, what, bytes)?)?;
         let step = step_values(operation, self.step)?;
-        aligned(operation, &[weights, gradient, rounded])?;
         Ok(RangeAddresses { weights, gradient, rounded, step })
     }
 
     /// The address of a state of the range.
-    fn state(&self, operation: &'static str, what: &'static str, state: Slice<'_>) -> Result<u64> {
-        let address = state.expect(operation, what, Form::F32.bytes(1, self.count)?)?;
-        aligned(operation, &[address])?;
-        Ok(address)
+    pub(crate) fn state(&self, operation: &'static str, what: &'static str, state: Slice<'_>) -> Result<u64> {
+        aligned(operation, what, state, Form::F32.bytes(1, self.count)?)
     }
 }
 
@@ -263,10 +256,9 @@ pub struct WeightAverage<'a> {
 pub fn weight_average(gpu: &Gpu, call: &WeightAverage<'_>) -> Result<()> {
     const NAME: &str = "weight average";
     let bytes = Form::F32.bytes(1, call.count)?;
-    let average = call.average.expect(NAME, "the average in bytes", bytes)?;
-    let weights = call.weights.expect(NAME, "the weights in bytes", bytes)?;
+    let average = aligned(NAME, "the average in bytes", call.average, bytes)?;
+    let weights = aligned(NAME, "the weights in bytes", call.weights, bytes)?;
     let step = step_values(NAME, call.step)?;
-    aligned(NAME, &[average, weights])?;
     let part = (1.0 - call.decay) as f32;
     let arguments = Arguments::new().u64(average).u64(weights).u64(step).f32(part).u64(call.count as u64);
     gpu.launch(&gpu.function("optimizer", "weight_average")?, element_launch(gpu, call.count), arguments)

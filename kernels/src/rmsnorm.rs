@@ -102,10 +102,8 @@ fn norm(gpu: &Gpu, operation: &'static str, call: &RmsNorm<'_>, kind: Kind) -> R
     let x = strided(operation, "the input in bytes", call.x, x_form, [rows, x_stride, row_width])?;
     let weight = call.weight.expect(operation, "the weight in bytes", Form::F32.bytes(1, width)?)?;
     let out = call.out.expect(operation, "the output in bytes", form.bytes(rows, row_width)?)?;
-    let copy = match call.copy {
-        Some(copy) => copy.expect(operation, "the copy in bytes", Form::Bf16.bytes(rows, row_width)?)?,
-        None => 0,
-    };
+    let copy_bytes = Form::Bf16.bytes(rows, row_width)?;
+    let copy = Slice::expect_optional(call.copy, operation, "the copy in bytes", copy_bytes)?;
     // The choice looks at the width and at addresses of the model's own layout, never at the number of rows.
     let vectors = by_vectors(width, &[x, weight, out, copy]) && x_stride.is_multiple_of(4);
     let training = kind == Kind::Alone && !(x_form == Form::F32 && copy == 0);

@@ -104,20 +104,13 @@ pub fn rmsnorm_backward(gpu: &Gpu, call: &RmsNormBackward<'_>) -> Result<()> {
     let shape = [rows, gradient_stride, row_width];
     let gradient = strided(NAME, "the gradient in bytes", call.gradient, gradient_form, shape)?;
     let out = strided(NAME, "the output in bytes", call.out, out_form, [rows, out_stride, row_width])?;
-    let dense = |slice: Option<Slice<'_>>, what, form: Form| match slice {
-        Some(slice) => slice.expect(NAME, what, form.bytes(rows, row_width)?),
-        None => Ok(0),
-    };
+    let dense = |slice, what, form: Form| Slice::expect_optional(slice, NAME, what, form.bytes(rows, row_width)?);
     let residual = dense(call.residual, "the residual in bytes", Form::F32)?;
     let operand = dense(call.operand, "the operand in bytes", Form::Bf16)?;
     let weight = call.weight.expect(NAME, "the weight in bytes", Form::F32.bytes(1, width)?)?;
-    let partials = match &call.weight_gradient {
-        Some(wanted) => {
-            let bytes = rmsnorm_backward_workspace(rows, runs, width)?;
-            wanted.partials.expect(NAME, "the partial sums in bytes", bytes)?
-        }
-        None => 0,
-    };
+    let partials = call.weight_gradient.map(|wanted| wanted.partials);
+    let partials_bytes = rmsnorm_backward_workspace(rows, runs, width)?;
+    let partials = Slice::expect_optional(partials, NAME, "the partial sums in bytes", partials_bytes)?;
     let vectors = width.is_multiple_of(4)
         && by(4, x_form, x, x_stride)
         && by(4, gradient_form, gradient, gradient_stride)

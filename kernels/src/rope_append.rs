@@ -57,9 +57,8 @@ pub fn rope_append(gpu: &Gpu, call: &RopeAppend<'_>) -> Result<()> {
     }
     let all_heads = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)).ok_or(Error::SizeOverflow)?;
     let row_width = all_heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?;
-    let norm = |weight: Option<Slice<'_>>, what| {
-        weight.map_or(Ok(0), |weight| weight.expect(NAME, what, Form::F32.bytes(1, head_width)?))
-    };
+    let norm_bytes = Form::F32.bytes(1, head_width)?;
+    let norm = |weight, what| Slice::expect_optional(weight, NAME, what, norm_bytes);
     let positions = call.first_position.checked_add(rows).ok_or(Error::SizeOverflow)?;
     let cache_bytes = Form::Bf16.bytes(positions, kv_heads.checked_mul(head_width).ok_or(Error::SizeOverflow)?)?;
     let arguments = Arguments::new()

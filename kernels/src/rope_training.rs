@@ -131,12 +131,8 @@ pub fn rope_training_backward(gpu: &Gpu, call: &RopeTrainingBackward<'_>) -> Res
     };
     let input = strided(NAME, "what was normed in bytes", x, Form::Bf16, [rows, x_stride, row_width])?;
     fits &= by(8, Form::Bf16, input, x_stride);
-    let partials = match &weight_gradient {
-        Some(wanted) => {
-            wanted.partials.expect(NAME, "the partial sums in bytes", rope_training_workspace(head_width)?)?
-        }
-        None => 0,
-    };
+    let (partials, bytes) = (weight_gradient.map(|wanted| wanted.partials), rope_training_workspace(head_width)?);
+    let partials = Slice::expect_optional(partials, NAME, "the partial sums in bytes", bytes)?;
     let names = ["rope_training_backward_64", "rope_training_backward_128", "rope_training_backward_256"];
     let call = Call { input, input_stride: x_stride as u64, partials, epsilon: norm.epsilon, ..call };
     let blocks = launch(gpu, names, fits, MOST_BLOCKS, &call)?;
@@ -197,10 +193,8 @@ impl Heads<'_> {
         let x = strided(name, "the rows in bytes", self.x, Form::Bf16, [rows, x_stride, row_width])?;
         let out = strided(name, "the output in bytes", self.out, Form::Bf16, [rows, out_stride, row_width])?;
         let phases = self.phases.expect(name, "the phases in bytes", Form::F32.bytes(rows, 2 * half)?)?;
-        let weight = match self.weight {
-            Some(weight) => weight.expect(name, "the weight in bytes", Form::F32.bytes(1, head_width)?)?,
-            None => 0,
-        };
+        let weight_bytes = Form::F32.bytes(1, head_width)?;
+        let weight = Slice::expect_optional(self.weight, name, "the weight in bytes", weight_bytes)?;
         let fits = head_width.is_multiple_of(16)
             && half.is_multiple_of(8)
             && by(8, Form::Bf16, x, x_stride)

@@ -53,10 +53,8 @@ pub fn route_experts(gpu: &Gpu, call: &RouteExperts<'_>) -> Result<()> {
         _ => return Err(Error::Unsupported { operation: NAME, what: format!("{experts} experts; the most is 512") }),
     };
     let logits = call.logits.expect(NAME, "the logits in bytes", Form::F32.bytes(rows, experts)?)?;
-    let positions = match call.positions {
-        Some(positions) => positions.expect(NAME, "the positions in bytes", Form::F32.bytes(rows, 1)?)?,
-        None => 0,
-    };
+    let positions_bytes = Form::F32.bytes(rows, 1)?;
+    let positions = Slice::expect_optional(call.positions, NAME, "the positions in bytes", positions_bytes)?;
     let ids = call.ids.expect(NAME, "the ids in bytes", Form::F32.bytes(rows, per_row)?)?;
     let gates = call.gates.expect(NAME, "the gates in bytes", Form::F32.bytes(rows, per_row)?)?;
     let arguments = Arguments::new()

@@ -10,7 +10,7 @@ use bytemuck::NoUninit;
 
 use crate::{
     Error, Form, Gpu, Result, Slice,
-    checks::int,
+    checks::{aligned_to, int},
     launch::{Arguments, Launch},
 };
 
@@ -112,12 +112,9 @@ pub fn router_losses(gpu: &Gpu, call: &RouterLosses<'_>) -> Result<()> {
     let offsets = call.offsets.expect(NAME, "the offsets in bytes", 4 * (experts + 1))?;
     let share = call.share.expect(NAME, "the losses' share in bytes", 4)?;
     let side_loss = call.side_loss.expect(NAME, "the side loss in bytes", 8)?;
+    let side_loss = aligned_to(8, NAME, "the side loss in bytes", side_loss)?;
     let shares = call.shares.expect(NAME, "the experts' shares in bytes", 4 * experts)?;
     let workspace = call.workspace.expect(NAME, "the workspace in bytes", router_losses_workspace(experts))?;
-    if !side_loss.is_multiple_of(8) {
-        let (what, found) = ("the address of the side loss (needed: a multiple of)", side_loss as usize);
-        return Err(Error::Shape { operation: NAME, what, expected: 8, found });
-    }
     let blocks = rows.div_ceil(FIGURE_THREADS / lanes).min(MOST_BLOCKS);
     // A row's number, up to the end of its block, is an i32 in the kernel.
     int(NAME, rows + MOST_BLOCKS * FIGURE_THREADS)?;
