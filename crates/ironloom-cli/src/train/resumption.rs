@@ -6,13 +6,14 @@ use std::{
 };
 
 use anyhow::{Result, bail};
+use ironloom_core::grouped;
 use ironloom_train::{
     RunState, TrainerOptions, read_state,
     run::{RunOptions, checkpoints},
 };
 use serde_json::{Value, json};
 
-use crate::{console::Console, figures::grouped};
+use crate::console::Console;
 
 /// What may be in the output folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
