@@ -72,7 +72,7 @@ pub struct BatchDecoder<M: LanguageModel = Model> {
     next_row: u64,
     logits: Vec<f32>,
     ahead: Option<Ahead<M::Cache>>,
-    /// Whether the device makes steps by itself; asked once.
+    /// Whether the device makes steps by itself; asked until it does not, or has no room for them.
     has_steps: bool,
 }
 
@@ -259,7 +259,7 @@ impl<M: LanguageModel> BatchDecoder<M> {
             let capacity = count.next_power_of_two();
             // The old ones' memory first: a captured step holds the logits of all its rows.
             self.ahead = None;
-            let steps = self.engine.model.steps(&self.engine.device, capacity, sampled)?;
+            let steps = self.engine.steps(capacity, sampled)?;
             self.has_steps = steps.is_some();
             self.ahead = steps.map(|steps| Ahead { steps, capacity, sampled, running: Vec::new() });
         }

@@ -133,6 +133,12 @@ pub enum Error {
         /// The row, from 0.
         row: usize,
     },
+    /// A device has no room for steps that it makes by itself. Sessions and batches go on without them.
+    #[error("the device has no room for steps ahead of the host: {source}")]
+    NoRoomForSteps {
+        /// What found no room.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A step was waited for that was not launched.
     #[error("no step is in flight: launch one before waiting for it")]
     NothingInFlight,

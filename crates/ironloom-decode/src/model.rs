@@ -49,7 +49,8 @@ pub trait LanguageModel {
     /// is false, all rows take their largest logits.
     ///
     /// # Errors
-    /// The device has no room or fails.
+    /// [`Error::NoRoomForSteps`]: the host chooses every id from then on, which is slower and gives the same ids. Another
+    /// where the device fails.
     fn steps(&self, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<Self::Cache>>>> {
         let _ = (device, rows, sampled);
         Ok(None)
@@ -134,6 +135,14 @@ impl<M> Clone for Engine<M> {
 }
 
 impl<M: LanguageModel> Engine<M> {
+    /// The model's steps on the device; `None` where it makes none, or has no room for them.
+    pub(crate) fn steps(&self, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<M::Cache>>>> {
+        match self.model.steps(&self.device, rows, sampled) {
+            Err(Error::NoRoomForSteps { .. }) => Ok(None),
+            steps => steps,
+        }
+    }
+
     /// One pass that happens whole or not at all: after a failure every cache holds what it held before.
     pub(crate) fn forward(&self, ids: &[u32], spans: &mut [Span<'_, M::Cache>], logits: &mut Vec<f32>) -> Result<()> {
         let held: Vec<usize> = spans.iter().map(|span| span.cache.positions()).collect();

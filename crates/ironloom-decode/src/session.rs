@@ -75,7 +75,7 @@ pub struct Session<M: LanguageModel = Model> {
 enum Ahead<C> {
     /// Not asked for yet.
     Unknown,
-    /// The device makes none.
+    /// The device makes none, or had no room for them.
     None,
     /// Captured, for sampled ids or for largest logits only; `running` by these options, or standing still.
     Captured { steps: Box<dyn Steps<C>>, sampled: bool, running: Option<SamplerOptions> },
@@ -382,7 +382,7 @@ impl<M: LanguageModel> Session<M> {
         if !fits {
             // The old ones' memory first.
             self.ahead = Ahead::Unknown;
-            self.ahead = match self.engine.model.steps(&self.engine.device, 1, sampled)? {
+            self.ahead = match self.engine.steps(1, sampled)? {
                 Some(steps) => Ahead::Captured { steps, sampled, running: None },
                 None => Ahead::None,
             };

@@ -73,3 +73,14 @@ pub enum Error {
     #[error(transparent)]
     Core(#[from] ironloom_core::Error),
 }
+
+impl Error {
+    /// Whether a graphics card had no room.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Kernels(error) => error.is_out_of_memory(),
+            Self::Tensor(error) | Self::Nn(ironloom_nn::Error::Tensor(error)) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}

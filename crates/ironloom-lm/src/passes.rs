@@ -35,7 +35,7 @@ pub(crate) struct Passes {
 #[derive(Debug)]
 struct CapturedPass {
     table: KvTable,
-    /// None where graphs are switched off: the pass is launched kernel by kernel.
+    /// None where graphs are switched off or found no room: the pass is launched kernel by kernel, which gives the same bits.
     graph: Option<Graph>,
     /// `[rows, vocabulary]`: the last replay's.
     logits: Option<Tensor>,
@@ -157,8 +157,13 @@ impl Model {
         if ironloom_core::is_off("graph") {
             return Ok(CapturedPass { table, graph: None, logits: None });
         }
-        let (graph, logits) = cuda.gpu().capture(|| self.table_pass(cx, &table))?;
-        Ok(CapturedPass { table, graph: Some(graph), logits: Some(logits) })
+        let (graph, logits) = match cuda.gpu().capture(|| self.table_pass(cx, &table)) {
+            Ok((graph, logits)) => (Some(graph), Some(logits)),
+            // A graph's memory serves nothing else; kernels alone work in what other passes have left.
+            Err(error) if error.is_out_of_memory() => (None, None),
+            Err(error) => return Err(error),
+        };
+        Ok(CapturedPass { table, graph, logits })
     }
 
     /// From the ids of a table to the logits of all its rows, `[rows, vocabulary]`: a pass of few rows on a graphics card, as
