@@ -31,6 +31,14 @@ pub(crate) struct Passes {
     captured: Mutex<HashMap<usize, CapturedPass>>,
 }
 
+impl Passes {
+    /// Forgets every captured pass: to be called before anything changes that they read, for a replay would go on reading what
+    /// was there.
+    pub(crate) fn clear(&mut self) {
+        self.captured.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
 /// A pass of few rows from ids to logits.
 #[derive(Debug)]
 struct CapturedPass {
@@ -199,8 +207,10 @@ fn parts(spans: &[Span<'_>]) -> Vec<Part> {
 #[cfg(test)]
 mod tests {
     use ironloom_nn::KvCache;
+    use ironloom_quant::WeightFormat;
 
     use super::*;
+    use crate::{Config, DenseShape};
 
     #[test]
     fn few_rows_run_together_and_many_alone() {
@@ -215,5 +225,34 @@ mod tests {
             cut(&[65, 1, 512]),
             [(0..1, 0..65, Path::Many), (1..2, 65..66, Path::Few), (2..3, 66..578, Path::Many)]
         );
+    }
+
+    #[test]
+    fn what_changes_a_model_forgets_its_captured_passes() {
+        let shape = DenseShape {
+            vocab_size: 100,
+            width: 64,
+            layers: 1,
+            heads: 1,
+            kv_heads: 1,
+            head_width: 64,
+            inner_width: 128,
+        };
+        let Ok(device) = Device::cuda(0, 2).inspect_err(|error| println!("skipped: {error}")) else { return };
+        let mut model = Model::random(&Config::dense(shape), &device, WeightFormat::Bf16, 7).unwrap();
+        let changes: [fn(&mut Model) -> Result<()>; 3] = [
+            |model| model.for_each_linear(|_, _| Ok(())),
+            |model| model.update(|_, _| Ok(())),
+            // Refused on a card, after what it may have changed.
+            |model| model.make_trainable().or(Ok(())),
+        ];
+        for change in changes {
+            let mut cache = model.new_cache();
+            let mut spans = [Span { cache: &mut cache, rows: 1 }];
+            model.forward(&Context::inference(&device), &[3], &mut spans, LogitRows::Last).unwrap();
+            assert_eq!(model.passes.captured.lock().unwrap().len(), 1);
+            change(&mut model).unwrap();
+            assert!(model.passes.captured.lock().unwrap().is_empty());
+        }
     }
 }
