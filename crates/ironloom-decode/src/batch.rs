@@ -117,12 +117,12 @@ impl<M: LanguageModel> BatchDecoder<M> {
     /// that waits, by as many rows as its session takes alone ([`SessionOptions`](crate::SessionOptions)).
     ///
     /// # Errors
-    /// [`Error::InvalidOption`]: `rows_per_pass` is 0.
+    /// [`Error::InvalidOption`]: `rows_per_pass` is 0. [`Error::OtherDevice`]: the model is not on the device.
     pub fn new(model: Arc<M>, device: Device, rows_per_pass: usize) -> Result<Self> {
         if rows_per_pass == 0 {
             return Err(Error::InvalidOption { option: "rows_per_pass", value: 0.0, limits: "at least 1" });
         }
-        let engine = Engine { model, device };
+        let engine = Engine::new(model, device)?;
         let (rows, logits) = (Vec::new(), Vec::new());
         Ok(Self { engine, rows_per_pass, rows, next_row: 0, logits, ahead: None, has_steps: true })
     }

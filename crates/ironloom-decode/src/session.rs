@@ -86,6 +86,7 @@ impl<M: LanguageModel> Session<M> {
     ///
     /// # Errors
     /// [`Error::ContextOption`]: the context asked for is longer than the model's. [`Error::InvalidOption`]: a size is 0.
+    /// [`Error::OtherDevice`]: the model is not on the device.
     pub fn new(model: Arc<M>, device: Device, options: SessionOptions) -> Result<Self> {
         let limit = model.context_length();
         let context = options.context.unwrap_or(limit);
@@ -107,7 +108,7 @@ impl<M: LanguageModel> Session<M> {
             next_logits: Vec::new(),
             fed: Fed::default(),
             ahead: Ahead::Unknown,
-            engine: Engine { model, device },
+            engine: Engine::new(model, device)?,
         })
     }
 

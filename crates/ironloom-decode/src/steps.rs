@@ -13,7 +13,7 @@ use ironloom_tensor::{
     ops::{Choose, KvTable, NextIds, TableRow},
 };
 
-use crate::{Error, Result, SamplerOptions};
+use crate::{Error, Result, SamplerOptions, model::check_device};
 
 /// Steps in flight: while the host reads one, the device makes another.
 pub(crate) const AHEAD: usize = 2;
@@ -82,8 +82,9 @@ impl CudaSteps {
     /// (`IRONLOOM_OFF=graph`). Where `sampled` is false every row takes its largest logit.
     ///
     /// # Errors
-    /// [`Error::NoRoomForSteps`], or the device fails.
+    /// [`Error::NoRoomForSteps`]; [`Error::OtherDevice`]; or the device fails.
     pub fn new(model: &Model, device: &Device, rows: usize, sampled: bool) -> Result<Option<Self>> {
+        check_device(model, device)?;
         let Device::Cuda(cuda) = device else { return Ok(None) };
         if ironloom_core::is_off("graph") || rows == 0 || rows > MOST_ROWS {
             return Ok(None);

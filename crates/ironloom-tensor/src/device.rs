@@ -127,6 +127,16 @@ impl Device {
         Ok(Self::Cuda(CudaDevice { gpu: Gpu::open(ordinal)?, threads, cublaslt: Arc::default() }))
     }
 
+    /// Whether work given to both runs in one order on the same memory. The processor is one device, with whatever threads; a
+    /// graphics card is another each time it is opened, for each has its own stream.
+    pub fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu(_), Self::Cpu(_)) => true,
+            (Self::Cuda(this), Self::Cuda(other)) => this.gpu.is(&other.gpu),
+            _ => false,
+        }
+    }
+
     /// The threads that host work for this device may use.
     pub fn threads(&self) -> &Threads {
         match self {
@@ -242,6 +252,16 @@ impl<'a> Context<'a> {
 mod tests {
     use super::*;
     use crate::{Tensor, ops};
+
+    #[test]
+    fn the_processor_is_one_device_and_a_card_one_each_time_it_is_opened() {
+        let processor = Device::cpu(1);
+        assert!(processor.is(&Device::cpu(2)) && processor.is(&processor.clone()));
+        let open = || Device::cuda(0, 1).inspect_err(|error| println!("skipped: {error}"));
+        let (Ok(card), Ok(again)) = (open(), open()) else { return };
+        assert!(card.is(&card.clone()) && !card.is(&again));
+        assert!(!card.is(&processor) && !processor.is(&card));
+    }
 
     #[test]
     fn a_library_that_is_missing_is_done_without_and_one_that_fails_is_not() {
