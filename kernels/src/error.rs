@@ -125,7 +125,9 @@ pub enum Error {
     )]
     CublasLtMissing,
     /// A call of cuBLASLt failed.
-    #[error("cuBLASLt: {call} failed with status {status}")]
+    #[error(
+        "cuBLASLt: {call} failed with status {status}; IRONLOOM_OFF=cublaslt lets products run on the built-in kernels"
+    )]
     CublasLt {
         /// The call.
         call: &'static str,

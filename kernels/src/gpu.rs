@@ -180,6 +180,11 @@ impl Gpu {
         Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, functions, recorder }) })
     }
 
+    /// Whether both are one opened device, and so one stream.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// What is known of the card.
     pub fn properties(&self) -> &Properties {
         &self.inner.properties

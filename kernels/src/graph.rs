@@ -21,7 +21,8 @@ unsafe impl Send for Graph {}
 
 impl Gpu {
     /// Captures what `work` puts into the stream. It is called twice: first for real, so that kernels are loaded and the
-    /// graph's memory is there, then recorded. Its second result is given back with the graph.
+    /// graph's memory is there, then recorded. Its second result is given back with the graph. No other thread may use the
+    /// device meanwhile: what it put into the stream would be recorded too, with the addresses of its host memory.
     ///
     /// # Errors
     /// Those of `work` and of the driver.

@@ -157,6 +157,14 @@ impl Opened {
         let model = Model::load(&self.checkpoint, &device, &options).map_err(|error| named(&self.path, error))?;
         drop(progress);
         warn_of_unused(&model, console);
+        if let Device::Cuda(cuda) = &device
+            && cuda.lacks_cublaslt()?
+        {
+            console.note(format_args!(
+                "note: cuBLASLt was not found (libcublasLt.so.13 or .12): prompts run on the built-in kernels, slower; \
+                 install it for more speed"
+            ));
+        }
         let slow = model.slow_formats();
         if !slow.is_empty() {
             console.warn(format_args!(

@@ -72,7 +72,7 @@ pub struct BatchDecoder<M: LanguageModel = Model> {
     next_row: u64,
     logits: Vec<f32>,
     ahead: Option<Ahead<M::Cache>>,
-    /// Whether the device makes steps by itself; asked once.
+    /// Whether the device makes steps by itself; asked until it does not, or has no room for them.
     has_steps: bool,
 }
 
@@ -117,12 +117,12 @@ impl<M: LanguageModel> BatchDecoder<M> {
     /// that waits, by as many rows as its session takes alone ([`SessionOptions`](crate::SessionOptions)).
     ///
     /// # Errors
-    /// [`Error::InvalidOption`]: `rows_per_pass` is 0.
+    /// [`Error::InvalidOption`]: `rows_per_pass` is 0. [`Error::OtherDevice`]: the model is not on the device.
     pub fn new(model: Arc<M>, device: Device, rows_per_pass: usize) -> Result<Self> {
         if rows_per_pass == 0 {
             return Err(Error::InvalidOption { option: "rows_per_pass", value: 0.0, limits: "at least 1" });
         }
-        let engine = Engine { model, device };
+        let engine = Engine::new(model, device)?;
         let (rows, logits) = (Vec::new(), Vec::new());
         Ok(Self { engine, rows_per_pass, rows, next_row: 0, logits, ahead: None, has_steps: true })
     }
@@ -259,7 +259,7 @@ impl<M: LanguageModel> BatchDecoder<M> {
             let capacity = count.next_power_of_two();
             // The old ones' memory first: a captured step holds the logits of all its rows.
             self.ahead = None;
-            let steps = self.engine.model.steps(&self.engine.device, capacity, sampled)?;
+            let steps = self.engine.steps(capacity, sampled)?;
             self.has_steps = steps.is_some();
             self.ahead = steps.map(|steps| Ahead { steps, capacity, sampled, running: Vec::new() });
         }

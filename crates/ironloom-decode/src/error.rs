@@ -133,6 +133,23 @@ pub enum Error {
         /// The row, from 0.
         row: usize,
     },
+    /// A model was to run where it is not.
+    #[error(
+        "the model is on {model} and was to run on {found}: give the device that the model was loaded for (a graphics card \
+         that is opened twice is two devices)"
+    )]
+    OtherDevice {
+        /// Where the model is.
+        model: String,
+        /// Where it was to run.
+        found: String,
+    },
+    /// A device has no room for steps that it makes by itself. Sessions and batches go on without them.
+    #[error("the device has no room for steps ahead of the host: {source}")]
+    NoRoomForSteps {
+        /// What found no room.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A step was waited for that was not launched.
     #[error("no step is in flight: launch one before waiting for it")]
     NothingInFlight,

@@ -27,6 +27,11 @@ pub trait LanguageModel {
     /// A cache that holds nothing.
     fn new_cache(&self) -> Self::Cache;
 
+    /// Where it is, if it cannot run on another device.
+    fn device(&self) -> Option<&Device> {
+        None
+    }
+
     /// One pass over consecutive ids of some sequences, each span's after those its cache holds. Appends them to the caches
     /// and replaces `logits` by those of each span's last row, `[spans, vocabulary]`.
     ///
@@ -49,7 +54,8 @@ pub trait LanguageModel {
     /// is false, all rows take their largest logits.
     ///
     /// # Errors
-    /// The device has no room or fails.
+    /// [`Error::NoRoomForSteps`]: the host chooses every id from then on, which is slower and gives the same ids. Another
+    /// where the device fails.
     fn steps(&self, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<Self::Cache>>>> {
         let _ = (device, rows, sampled);
         Ok(None)
@@ -90,6 +96,10 @@ impl LanguageModel for Model {
         Model::new_cache(self)
     }
 
+    fn device(&self) -> Option<&Device> {
+        Some(Model::device(self))
+    }
+
     fn forward(
         &self,
         device: &Device,
@@ -120,6 +130,14 @@ impl Cache for KvCache {
     }
 }
 
+/// Refuses to run a model on another device than its own.
+pub(crate) fn check_device(model: &impl LanguageModel, device: &Device) -> Result<()> {
+    match model.device() {
+        Some(own) if !own.is(device) => Err(Error::OtherDevice { model: own.describe(), found: device.describe() }),
+        _ => Ok(()),
+    }
+}
+
 /// A model and where it runs: what sessions and batches share.
 #[derive(Debug)]
 pub(crate) struct Engine<M> {
@@ -134,6 +152,23 @@ impl<M> Clone for Engine<M> {
 }
 
 impl<M: LanguageModel> Engine<M> {
+    /// A model on `device`.
+    ///
+    /// # Errors
+    /// The model is on another.
+    pub(crate) fn new(model: Arc<M>, device: Device) -> Result<Self> {
+        check_device(model.as_ref(), &device)?;
+        Ok(Self { model, device })
+    }
+
+    /// The model's steps on the device; `None` where it makes none, or has no room for them.
+    pub(crate) fn steps(&self, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<M::Cache>>>> {
+        match self.model.steps(&self.device, rows, sampled) {
+            Err(Error::NoRoomForSteps { .. }) => Ok(None),
+            steps => steps,
+        }
+    }
+
     /// One pass that happens whole or not at all: after a failure every cache holds what it held before.
     pub(crate) fn forward(&self, ids: &[u32], spans: &mut [Span<'_, M::Cache>], logits: &mut Vec<f32>) -> Result<()> {
         let held: Vec<usize> = spans.iter().map(|span| span.cache.positions()).collect();

@@ -75,7 +75,7 @@ pub struct Session<M: LanguageModel = Model> {
 enum Ahead<C> {
     /// Not asked for yet.
     Unknown,
-    /// The device makes none.
+    /// The device makes none, or had no room for them.
     None,
     /// Captured, for sampled ids or for largest logits only; `running` by these options, or standing still.
     Captured { steps: Box<dyn Steps<C>>, sampled: bool, running: Option<SamplerOptions> },
@@ -86,6 +86,7 @@ impl<M: LanguageModel> Session<M> {
     ///
     /// # Errors
     /// [`Error::ContextOption`]: the context asked for is longer than the model's. [`Error::InvalidOption`]: a size is 0.
+    /// [`Error::OtherDevice`]: the model is not on the device.
     pub fn new(model: Arc<M>, device: Device, options: SessionOptions) -> Result<Self> {
         let limit = model.context_length();
         let context = options.context.unwrap_or(limit);
@@ -107,7 +108,7 @@ impl<M: LanguageModel> Session<M> {
             next_logits: Vec::new(),
             fed: Fed::default(),
             ahead: Ahead::Unknown,
-            engine: Engine { model, device },
+            engine: Engine::new(model, device)?,
         })
     }
 
@@ -382,7 +383,7 @@ impl<M: LanguageModel> Session<M> {
         if !fits {
             // The old ones' memory first.
             self.ahead = Ahead::Unknown;
-            self.ahead = match self.engine.model.steps(&self.engine.device, 1, sampled)? {
+            self.ahead = match self.engine.steps(1, sampled)? {
                 Some(steps) => Ahead::Captured { steps, sampled, running: None },
                 None => Ahead::None,
             };

@@ -5,7 +5,7 @@
 //! it reads each id from its own memory some microseconds after it was made. Steps that turn out to be one too many (an end
 //! token, a stop string) have only written positions that nobody counts.
 
-use ironloom_kernels::{Buffer, Graph, SampleOptions};
+use ironloom_kernels::{Buffer, Gpu, Graph, SampleOptions};
 use ironloom_lm::Model;
 use ironloom_nn::KvCache;
 use ironloom_tensor::{
@@ -13,7 +13,7 @@ use ironloom_tensor::{
     ops::{Choose, KvTable, NextIds, TableRow},
 };
 
-use crate::{Error, Result, SamplerOptions};
+use crate::{Error, Result, SamplerOptions, model::check_device};
 
 /// Steps in flight: while the host reads one, the device makes another.
 pub(crate) const AHEAD: usize = 2;
@@ -82,26 +82,32 @@ impl CudaSteps {
     /// (`IRONLOOM_OFF=graph`). Where `sampled` is false every row takes its largest logit.
     ///
     /// # Errors
-    /// The device has no room or fails.
+    /// [`Error::NoRoomForSteps`]; [`Error::OtherDevice`]; or the device fails.
     pub fn new(model: &Model, device: &Device, rows: usize, sampled: bool) -> Result<Option<Self>> {
+        check_device(model, device)?;
         let Device::Cuda(cuda) = device else { return Ok(None) };
         if ironloom_core::is_off("graph") || rows == 0 || rows > MOST_ROWS {
             return Ok(None);
         }
-        let rows = rows.next_power_of_two();
+        Self::capture(model, device, cuda.gpu(), rows.next_power_of_two(), sampled).map(Some).map_err(|error| {
+            if error.is_out_of_memory() { Error::NoRoomForSteps { source: Box::new(error) } } else { failed(error) }
+        })
+    }
+
+    fn capture(model: &Model, device: &Device, gpu: &Gpu, rows: usize, sampled: bool) -> ironloom_lm::Result<Self> {
         let (config, cache) = (model.config(), model.new_cache());
-        let table = KvTable::new(device, rows, cache.layers(), config.context_length).map_err(failed)?;
-        let next = NextIds::new(device, rows, config.vocab_size).map_err(failed)?;
+        let table = KvTable::new(device, rows, cache.layers(), config.context_length)?;
+        let next = NextIds::new(device, rows, config.vocab_size)?;
         let choose = if sampled { Choose::ByOptions } else { Choose::Largest };
         let cx = Context::inference(device).with_path(Path::Few);
         let step = || -> ironloom_lm::Result<()> { Ok(next.choose(&model.table_pass(&cx, &table)?, &table, choose)?) };
-        let (graph, ()) = cuda.gpu().capture(step).map_err(failed)?;
+        let (graph, ()) = gpu.capture(step)?;
         // Capturing has made one step for real.
         let launched = 1;
         let context = config.context_length;
         let device = device.clone();
         let histories = Vec::new();
-        Ok(Some(Self { device, table, next, graph, context, rows: 0, histories, launched, taken: launched }))
+        Ok(Self { device, table, next, graph, context, rows: 0, histories, launched, taken: launched })
     }
 
     /// Kernels and copies of a step.

@@ -120,6 +120,18 @@ fn a_row_of_a_batch_gets_the_ids_it_gets_alone() {
 }
 
 #[test]
+fn a_card_that_is_opened_again_is_another_device() {
+    let Some((device, again)) = device().zip(device()) else { return };
+    let model = model(&device, WeightFormat::Bf16);
+    for other in [again, Device::cpu(1)] {
+        let session = Session::new(model.clone(), other.clone(), SessionOptions::default());
+        assert!(matches!(session.err(), Some(ironloom_decode::Error::OtherDevice { .. })));
+        let batch = BatchDecoder::new(model.clone(), other.clone(), 512);
+        assert!(matches!(batch.err(), Some(ironloom_decode::Error::OtherDevice { .. })));
+    }
+}
+
+#[test]
 fn forks_and_cuts_go_on_as_fresh_sessions() {
     let Some(device) = device() else { return };
     let model = model(&device, WeightFormat::Bf16);

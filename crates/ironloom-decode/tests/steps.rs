@@ -186,6 +186,40 @@ fn a_device_that_fails_leaves_the_session_as_it_was() {
 }
 
 #[test]
+fn a_device_without_room_for_steps_leaves_every_id_to_the_host() {
+    let (host, device) = pair(100);
+    device.log().is_full = true;
+    assert_eq!(
+        alone(&device, &[1, 2, 3], &mut sampler(1), 10),
+        alone(&host, &[1, 2, 3], &mut sampler(1), 10),
+        "a session"
+    );
+    let asked = [Call::Capture, Call::Launch].map(|call| device.log().count(call));
+    assert_eq!(asked, [1, 0], "it is asked once");
+
+    // Steps that ran, and no room for those of another kind.
+    device.log().is_full = false;
+    let mut session = device.session();
+    session.feed(&[1, 2, 3]).unwrap();
+    let held = [&[1, 2, 3][..], &steps(&mut session, &mut sampler(1), 4)].concat();
+    device.log().is_full = true;
+    assert_eq!(steps(&mut session, &mut sampler_of(0), 5), alone(&host, &held, &mut sampler_of(0), 5));
+
+    let mut batch = batch(&device);
+    let captures = device.log().count(Call::Capture);
+    let prompts: [&[u32]; 2] = [&[1, 2], &[3, 4, 5]];
+    let joined = prompts.map(|prompt| batch.join(device.session(), prompt, sampler(2), limits(8)).unwrap());
+    let mut rows = HashMap::new();
+    while !batch.is_empty() {
+        take(&mut rows, batch.step().unwrap());
+    }
+    for (prompt, row) in prompts.iter().zip(joined) {
+        assert_eq!(rows[&row].ids, alone(&host, prompt, &mut sampler(2), 8), "a batch");
+    }
+    assert_eq!(device.log().count(Call::Capture), captures + 1);
+}
+
+#[test]
 fn rows_that_fail_to_begin_are_begun_again() {
     let (host, device) = pair(100);
     let mut session = device.session();

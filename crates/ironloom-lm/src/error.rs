@@ -39,6 +39,12 @@ pub enum Error {
     /// A call mixes counts that must agree.
     #[error("{what} is {found}, and {expected} is needed")]
     Count { what: &'static str, expected: usize, found: usize },
+    /// A pass was to run where the model is not.
+    #[error(
+        "the model is on {model} and was to run on {found}: run it on the device it was loaded for, `Model::device` (a \
+         graphics card that is opened twice is two devices)"
+    )]
+    OtherDevice { model: String, found: String },
     /// A sequence would outgrow the model's context.
     #[error(
         "{found} positions do not fit in the context of {limit}: shorten the prompt, or load the model with a longer \
@@ -72,4 +78,15 @@ pub enum Error {
     /// A size or a memory plan refused.
     #[error(transparent)]
     Core(#[from] ironloom_core::Error),
+}
+
+impl Error {
+    /// Whether a graphics card had no room.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Kernels(error) => error.is_out_of_memory(),
+            Self::Tensor(error) | Self::Nn(ironloom_nn::Error::Tensor(error)) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
 }

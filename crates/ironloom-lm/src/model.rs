@@ -152,9 +152,13 @@ impl Model {
     /// `[spans, vocabulary]` or `[ids, vocabulary]`, by `rows`.
     ///
     /// # Errors
-    /// The spans' rows are not the ids, a span is empty, a sequence would outgrow the model's context, an id is outside the
-    /// vocabulary, a cache is another model's. Then the caches are as they were.
+    /// The context is of another device than the model's, the spans' rows are not the ids, a span is empty, a sequence would
+    /// outgrow the model's context, an id is outside the vocabulary, a cache is another model's. Then the caches are as they
+    /// were.
     pub fn forward(&self, cx: &Context, ids: &[u32], spans: &mut [Span<'_>], rows: LogitRows) -> Result<Tensor> {
+        if !self.device.is(cx.device) {
+            return Err(Error::OtherDevice { model: self.device.describe(), found: cx.device.describe() });
+        }
         let count = |what, expected, found| {
             if expected == found { Ok(()) } else { Err(Error::Count { what, expected, found }) }
         };
@@ -296,20 +300,30 @@ mod tests {
     use super::*;
     use crate::DenseShape;
 
+    const SHAPE: DenseShape =
+        DenseShape { vocab_size: 300, width: 128, layers: 3, heads: 2, kv_heads: 1, head_width: 64, inner_width: 200 };
+
+    #[test]
+    fn a_context_of_another_device_is_refused_and_other_threads_are_none() {
+        let model = Model::random(&Config::dense(SHAPE), &Device::cpu(1), WeightFormat::Bf16, 7).unwrap();
+        let logits = |device: &Device| {
+            let mut cache = model.new_cache();
+            let mut spans = [Span { cache: &mut cache, rows: 2 }];
+            model
+                .forward(&Context::inference(device), &[3, 4], &mut spans, LogitRows::Last)?
+                .into_f32()
+                .map_err(Error::from)
+        };
+        assert_eq!(logits(&Device::cpu(1)).unwrap(), logits(&Device::cpu(2)).unwrap());
+        let Ok(card) = Device::cuda(0, 2).inspect_err(|error| println!("skipped: {error}")) else { return };
+        assert!(matches!(logits(&card), Err(Error::OtherDevice { .. })));
+    }
+
     #[test]
     fn the_last_rows_of_a_prompt_are_those_of_all() {
-        let shape = DenseShape {
-            vocab_size: 300,
-            width: 128,
-            layers: 3,
-            heads: 2,
-            kv_heads: 1,
-            head_width: 64,
-            inner_width: 200,
-        };
         let card = Device::cuda(0, 2).inspect_err(|error| println!("no card: {error}"));
         for device in [Ok(Device::cpu(2)), card].into_iter().flatten() {
-            let model = Model::random(&Config::dense(shape), &device, WeightFormat::Bf16, 7).unwrap();
+            let model = Model::random(&Config::dense(SHAPE), &device, WeightFormat::Bf16, 7).unwrap();
             let (cx, limit) = (Context::inference(&device), 200u32);
             let ids: Vec<u32> = (0..limit).map(|row| row * 7919 % 300).collect();
             let ids = Indices::new(&device, &ids).unwrap();

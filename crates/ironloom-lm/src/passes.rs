@@ -31,11 +31,19 @@ pub(crate) struct Passes {
     captured: Mutex<HashMap<usize, CapturedPass>>,
 }
 
+impl Passes {
+    /// Forgets every captured pass: to be called before anything changes that they read, for a replay would go on reading what
+    /// was there.
+    pub(crate) fn clear(&mut self) {
+        self.captured.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
 /// A pass of few rows from ids to logits.
 #[derive(Debug)]
 struct CapturedPass {
     table: KvTable,
-    /// None where graphs are switched off: the pass is launched kernel by kernel.
+    /// None where graphs are switched off or found no room: the pass is launched kernel by kernel, which gives the same bits.
     graph: Option<Graph>,
     /// `[rows, vocabulary]`: the last replay's.
     logits: Option<Tensor>,
@@ -157,8 +165,13 @@ impl Model {
         if ironloom_core::is_off("graph") {
             return Ok(CapturedPass { table, graph: None, logits: None });
         }
-        let (graph, logits) = cuda.gpu().capture(|| self.table_pass(cx, &table))?;
-        Ok(CapturedPass { table, graph: Some(graph), logits: Some(logits) })
+        let (graph, logits) = match cuda.gpu().capture(|| self.table_pass(cx, &table)) {
+            Ok((graph, logits)) => (Some(graph), Some(logits)),
+            // A graph's memory serves nothing else; kernels alone work in what other passes have left.
+            Err(error) if error.is_out_of_memory() => (None, None),
+            Err(error) => return Err(error),
+        };
+        Ok(CapturedPass { table, graph, logits })
     }
 
     /// From the ids of a table to the logits of all its rows, `[rows, vocabulary]`: a pass of few rows on a graphics card, as
@@ -194,8 +207,10 @@ fn parts(spans: &[Span<'_>]) -> Vec<Part> {
 #[cfg(test)]
 mod tests {
     use ironloom_nn::KvCache;
+    use ironloom_quant::WeightFormat;
 
     use super::*;
+    use crate::{Config, DenseShape};
 
     #[test]
     fn few_rows_run_together_and_many_alone() {
@@ -210,5 +225,34 @@ mod tests {
             cut(&[65, 1, 512]),
             [(0..1, 0..65, Path::Many), (1..2, 65..66, Path::Few), (2..3, 66..578, Path::Many)]
         );
+    }
+
+    #[test]
+    fn what_changes_a_model_forgets_its_captured_passes() {
+        let shape = DenseShape {
+            vocab_size: 100,
+            width: 64,
+            layers: 1,
+            heads: 1,
+            kv_heads: 1,
+            head_width: 64,
+            inner_width: 128,
+        };
+        let Ok(device) = Device::cuda(0, 2).inspect_err(|error| println!("skipped: {error}")) else { return };
+        let mut model = Model::random(&Config::dense(shape), &device, WeightFormat::Bf16, 7).unwrap();
+        let changes: [fn(&mut Model) -> Result<()>; 3] = [
+            |model| model.for_each_linear(|_, _| Ok(())),
+            |model| model.update(|_, _| Ok(())),
+            // Refused on a card, after what it may have changed.
+            |model| model.make_trainable().or(Ok(())),
+        ];
+        for change in changes {
+            let mut cache = model.new_cache();
+            let mut spans = [Span { cache: &mut cache, rows: 1 }];
+            model.forward(&Context::inference(&device), &[3], &mut spans, LogitRows::Last).unwrap();
+            assert_eq!(model.passes.captured.lock().unwrap().len(), 1);
+            change(&mut model).unwrap();
+            assert!(model.passes.captured.lock().unwrap().is_empty());
+        }
     }
 }

@@ -43,7 +43,7 @@ impl CudaDevice {
 
     /// A product of many rows.
     pub(crate) fn product(&self, call: &Product<'_>) -> Result<()> {
-        match self.cublaslt() {
+        match self.cublaslt()? {
             Some(library) => Ok(library.matmul(&self.gpu, call)?),
             None => Ok(gemm(&self.gpu, call)?),
         }
@@ -54,18 +54,43 @@ impl CudaDevice {
     /// # Errors
     /// A slice is too small, a size or an address is not as the product takes it, or the device fails.
     pub fn multiply(&self, call: &Multiply<'_>) -> ironloom_kernels::Result<()> {
-        match self.cublaslt() {
+        match self.cublaslt()? {
             Some(library) => library.multiply(&self.gpu, call),
             None => gemm_transposed(&self.gpu, call),
         }
     }
 
-    fn cublaslt(&self) -> Option<&CublasLt> {
-        let open = || {
-            let wanted = !ironloom_core::is_off("cublaslt");
-            wanted.then(|| CublasLt::open(&self.gpu, CublasLt::CHOICE_ROWS).ok()).flatten()
+    /// Whether products of many rows go to our own kernel because cuBLASLt is not installed: slower, and to be told.
+    ///
+    /// # Errors
+    /// It is installed, and cannot serve the card now.
+    pub fn lacks_cublaslt(&self) -> Result<bool> {
+        Ok(wants_cublaslt() && self.cublaslt()?.is_none())
+    }
+
+    fn cublaslt(&self) -> ironloom_kernels::Result<Option<&CublasLt>> {
+        if let Some(known) = self.cublaslt.get() {
+            return Ok(known.as_ref());
+        }
+        let opened = match wants_cublaslt() {
+            true => unless_missing(CublasLt::open(&self.gpu, CublasLt::CHOICE_ROWS))?,
+            false => None,
         };
-        self.cublaslt.get_or_init(open).as_ref()
+        Ok(self.cublaslt.get_or_init(|| opened).as_ref())
+    }
+}
+
+fn wants_cublaslt() -> bool {
+    !ironloom_core::is_off("cublaslt")
+}
+
+/// A library, or none where it is not installed. What fails otherwise (it has no room just now) may go later, and must not
+/// decide for good which kernel rounds the products.
+fn unless_missing<T>(opened: ironloom_kernels::Result<T>) -> ironloom_kernels::Result<Option<T>> {
+    match opened {
+        Ok(library) => Ok(Some(library)),
+        Err(ironloom_kernels::Error::CublasLtMissing) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -110,6 +135,16 @@ impl Device {
         match self {
             Self::Cpu(_) => Err(Error::NeedsCard { operation }),
             Self::Cuda(cuda) => Ok(cuda),
+        }
+    }
+
+    /// Whether work given to both runs in one order on the same memory. The processor is one device, with whatever threads; a
+    /// graphics card is another each time it is opened, for each has its own stream.
+    pub fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu(_), Self::Cpu(_)) => true,
+            (Self::Cuda(this), Self::Cuda(other)) => this.gpu.is(&other.gpu),
+            _ => false,
         }
     }
 
@@ -228,6 +263,24 @@ impl<'a> Context<'a> {
 mod tests {
     use super::*;
     use crate::{Indices, Tensor, ops};
+
+    #[test]
+    fn the_processor_is_one_device_and_a_card_one_each_time_it_is_opened() {
+        let processor = Device::cpu(1);
+        assert!(processor.is(&Device::cpu(2)) && processor.is(&processor.clone()));
+        let open = || Device::cuda(0, 1).inspect_err(|error| println!("skipped: {error}"));
+        let (Ok(card), Ok(again)) = (open(), open()) else { return };
+        assert!(card.is(&card.clone()) && !card.is(&again));
+        assert!(!card.is(&processor) && !processor.is(&card));
+    }
+
+    #[test]
+    fn a_library_that_is_missing_is_done_without_and_one_that_fails_is_not() {
+        let failure = ironloom_kernels::Error::CublasLt { call: "cublasLtCreate", status: 3 };
+        assert_eq!(unless_missing(Ok(7)).unwrap(), Some(7));
+        assert_eq!(unless_missing::<u32>(Err(ironloom_kernels::Error::CublasLtMissing)).unwrap(), None);
+        assert!(unless_missing::<u32>(Err(failure)).is_err());
+    }
 
     #[test]
     fn an_operation_without_a_gradient_refuses_a_tape() {

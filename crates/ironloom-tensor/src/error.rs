@@ -144,6 +144,13 @@ pub enum Error {
     Core(#[from] ironloom_core::Error),
 }
 
+impl Error {
+    /// Whether a device had no room.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Kernels(error) if error.is_out_of_memory())
+    }
+}
+
 /// Fails unless `found` is `expected`.
 pub(crate) fn expect_count(operation: &'static str, what: &'static str, expected: usize, found: usize) -> Result<()> {
     if expected == found { Ok(()) } else { Err(Error::Count { operation, what, expected, found }) }

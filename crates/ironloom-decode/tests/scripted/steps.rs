@@ -29,6 +29,8 @@ pub(crate) struct DeviceLog {
     failing: HashSet<(Call, usize)>,
     /// Rows of each capture, and whether it samples.
     pub(crate) captures: Vec<(usize, bool)>,
+    /// Whether it has no room for a capture.
+    pub(crate) is_full: bool,
 }
 
 impl DeviceLog {
@@ -84,6 +86,9 @@ impl ScriptedSteps {
         {
             let mut log = log.lock().unwrap();
             log.note(Call::Capture)?;
+            if log.is_full {
+                return Err(Error::NoRoomForSteps { source: Box::new(Failed(log.count(Call::Capture))) });
+            }
             log.captures.push((capacity, sampled));
         }
         Ok(Self { model, log, capacity, sampled, rows: Vec::new(), in_flight: VecDeque::new() })

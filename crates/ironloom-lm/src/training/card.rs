@@ -15,6 +15,7 @@ impl Model {
     /// # Errors
     /// A frozen weight is elsewhere, a matrix is not as wide as products on a card take them, or the card has no room.
     pub fn move_parameters(&mut self, device: &Device) -> Result<Arena> {
+        self.passes.clear();
         let parameters = self.parameters();
         let shapes: Vec<_> = parameters
             .iter()

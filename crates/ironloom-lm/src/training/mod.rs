@@ -116,6 +116,7 @@ impl Model {
     /// # Errors
     /// The model is on another device.
     pub fn make_trainable(&mut self) -> Result<()> {
+        self.passes.clear();
         let tied = self.config.tied_embeddings;
         dense(&mut self.embedding.weight)?;
         if tied {
@@ -231,6 +232,7 @@ impl Model {
     /// # Errors
     /// `change` fails; then the parameters before are changed.
     pub fn update(&mut self, mut change: impl FnMut(&str, &mut Tensor) -> Result<()>) -> Result<()> {
+        self.passes.clear();
         let (naming, tied) = (self.config.trained_naming(), self.config.tied_embeddings);
         if tied {
             // Two holders of one matrix could not write to it.
@@ -266,6 +268,7 @@ impl Model {
     /// # Errors
     /// The model is on another device than the processor.
     pub fn merge_adapters(&mut self) -> Result<()> {
+        self.passes.clear();
         self.make_trainable()?;
         self.for_each_linear(|_, linear| match (linear.adapter.take(), linear.weight.as_dense_mut()) {
             (Some(adapter), Some(values)) => Ok(adapter.merge_into(values)?),
@@ -278,6 +281,7 @@ impl Model {
     /// # Errors
     /// `change` fails.
     pub fn for_each_linear(&mut self, mut change: impl FnMut(&str, &mut Linear) -> Result<()>) -> Result<()> {
+        self.passes.clear();
         let naming = self.config.trained_naming();
         for (layer, block) in self.blocks.iter_mut().enumerate() {
             block.for_each(&mut |part, piece| match piece {
