@@ -90,7 +90,7 @@ impl CudaSteps {
         }
         let rows = rows.next_power_of_two();
         let (config, cache) = (model.config(), model.new_cache());
-        let table = KvTable::new(device, rows, cache.layers(), config.context_length).map_err(failed)?;
+        let table = KvTable::new(device, rows, config.heads, cache.layers(), config.context_length).map_err(failed)?;
         let next = NextIds::new(device, rows, config.vocab_size).map_err(failed)?;
         let choose = if sampled { Choose::ByOptions } else { Choose::Largest };
         let cx = Context::inference(device).with_path(Path::Few);

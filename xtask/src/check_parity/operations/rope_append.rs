@@ -87,7 +87,7 @@ impl Given {
 
     /// The queries and the cache that ours makes of them.
     fn ours(&self, place: &Place, kernel: Kernel) -> Result<(Vec<f32>, KvBuffer)> {
-        let Sizes { kv_heads, width, turned, rows, .. } = self.sizes;
+        let Sizes { heads, kv_heads, width, turned, rows } = self.sizes;
         let parts = [&self.q, &self.k, &self.v].map(|values| kernel.inputs(values));
         let qkv = place.side_by_side(parts.each_ref().map(Vec::as_slice), rows)?;
         let phases = place.tensor(self.phases.clone(), [rows, turned])?;
@@ -101,7 +101,7 @@ impl Given {
             return Ok((q.into_f32()?, buffer));
         }
         buffer.reserve(rows)?;
-        let table = KvTable::new(&place.device, rows, std::slice::from_ref(&buffer), rows)?;
+        let table = KvTable::new(&place.device, rows, heads, std::slice::from_ref(&buffer), rows)?;
         let cache = std::slice::from_ref(&buffer);
         let table_rows: Vec<TableRow<'_>> = (0..rows).map(|position| TableRow { id: 0, position, cache }).collect();
         table.set(&table_rows)?;
