@@ -140,7 +140,7 @@ impl Model {
 
     /// An empty cache for one sequence.
     pub fn new_cache(&self) -> KvCache {
-        KvCache::new(&self.device, self.config.layers.len(), self.config.kv_heads, self.config.head_width)
+        self.config.new_cache(&self.device)
     }
 
     /// What a session of `positions` positions holds: weights, cache, and the activations of a prompt's chunk of `chunk` rows.

@@ -304,9 +304,14 @@ impl Config {
         }
     }
 
-    /// Bytes that a sequence's cache of `positions` positions reserves on `device`.
+    /// An empty cache for one sequence on `device`.
+    pub fn new_cache(&self, device: &Device) -> KvCache {
+        KvCache::new(device, self.layers.len(), self.kv_heads, self.head_width).with_limit(self.context_length)
+    }
+
+    /// Bytes that a sequence's cache of `positions` positions takes of `device`.
     pub fn cache_bytes(&self, device: &Device, positions: usize) -> u64 {
-        KvCache::bytes_for(device, self.layers.len(), self.kv_heads, self.head_width, positions)
+        self.new_cache(device).bytes_for(positions)
     }
 }
 
