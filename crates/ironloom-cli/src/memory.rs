@@ -1,32 +1,15 @@
-//! The memory plan of a model and a context, made before anything is loaded, and the longest context that fits.
+//! The longest context whose memory plan, made before anything is loaded, fits.
 
 use anyhow::Result;
 use ironloom_core::MemoryPlan;
 use ironloom_lm::Config;
-use ironloom_quant::WeightFormat;
-use ironloom_tensor::Device;
-use ironloom_weights::Checkpoint;
 
 /// A context is not shortened below this without being asked to.
 const SHORTEST: usize = 512;
 
 const ADVICE: &str = "use a shorter --context, hold the weights in fewer bits (--weights int4) or close other programs";
 
-/// What the weights of `checkpoint` take, held as `format`, with a cache of `context` positions.
-pub(crate) fn plan(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    device: &Device,
-    format: WeightFormat,
-    context: usize,
-) -> MemoryPlan {
-    MemoryPlan::new()
-        .with("weights", config.weight_bytes(checkpoint, format))
-        .with(format!("cache of {context} positions"), config.cache_bytes(device, context))
-}
-
-/// The context to open and its plan: the one `asked` for, or else the model's own or the longest power of two
-/// below it that fits.
+/// The context to open: the one `asked` for, or else the model's own or the longest power of two below it that fits.
 ///
 /// # Errors
 /// It is longer than the model's, or does not fit in `available` bytes.
@@ -51,6 +34,8 @@ pub(crate) fn choose_context(
 
 #[cfg(test)]
 mod tests {
+    use ironloom_tensor::Device;
+
     use super::*;
 
     fn choose(asked: Option<usize>, available: u64) -> Result<usize> {

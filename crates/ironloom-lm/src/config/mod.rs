@@ -11,7 +11,6 @@ mod json;
 mod presets;
 
 use ironloom_nn::{Activation, KvCache, RopeOptions};
-use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_weights::{Checkpoint, Format};
 
@@ -289,19 +288,6 @@ impl Config {
             };
         }
         total
-    }
-
-    /// Bytes that the weights of `checkpoint` take once they are held as `format`, before they are loaded.
-    pub fn weight_bytes(&self, checkpoint: &Checkpoint, format: WeightFormat) -> u64 {
-        let parameters = self.parameters();
-        match format {
-            WeightFormat::Keep => checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum(),
-            WeightFormat::F32 => 4 * parameters,
-            WeightFormat::Bf16 => 2 * parameters,
-            WeightFormat::Int8 => parameters,
-            // Half a byte a weight, and four bytes for each block of 64.
-            WeightFormat::Int4 | WeightFormat::Nf4 => parameters * 9 / 16,
-        }
     }
 
     /// An empty cache for one sequence on `device`.
