@@ -140,6 +140,26 @@ impl Opened {
         Ok(context)
     }
 
+    /// Tells what a session of `positions` positions takes, `rows` of them in a pass.
+    ///
+    /// # Errors
+    /// It does not fit in `available` bytes; then `advice` is part of the message.
+    pub(crate) fn check_memory(
+        &self,
+        device: &Device,
+        available: Option<u64>,
+        weights: Weights,
+        (positions, rows): (usize, usize),
+        advice: &'static str,
+        console: &Console,
+    ) -> Result<()> {
+        let Some(available) = available else { return Ok(()) };
+        let plan = self.memory(device, weights)?.plan(positions, rows);
+        plan.check(available, advice).with_context(|| self.cannot_use())?;
+        note_plan(&plan, available, device, console);
+        Ok(())
+    }
+
     fn memory<'a>(&'a self, device: &'a Device, weights: Weights) -> Result<RunMemory<'a>> {
         RunMemory::new(&self.config, &self.checkpoint, device, weights.into()).map_err(|error| named(&self.path, error))
     }
