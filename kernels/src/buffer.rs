@@ -174,6 +174,15 @@ pub fn pass_bytes(bytes: usize) -> Result<usize> {
     bytes.max(1).checked_next_multiple_of(step).ok_or(Error::SizeOverflow)
 }
 
+/// What [`Gpu::allocate_lasting`](crate::Gpu::allocate_lasting) takes of the card for `bytes` bytes: for plans. The driver
+/// gives whole pieces of 2 MiB, and cuts one of them where half of it or less is asked for: the matrices of a model of three
+/// billion weights in NF4 take 1,988 MiB instead of 1,655.
+pub fn lasting_bytes(bytes: usize) -> usize {
+    const PIECE: usize = 2 << 20;
+    let step = if bytes > PIECE / 2 { PIECE } else { ALIGNMENT };
+    bytes.max(1).checked_next_multiple_of(step).unwrap_or(usize::MAX)
+}
+
 /// Freed memory by size, for the next of that size.
 pub(crate) struct Pool {
     shared: Arc<Shared>,

@@ -81,7 +81,7 @@ pub use attention_training::{
     AttentionBounds, AttentionTraining, AttentionTrainingBackward, attention_training, attention_training_backward,
     attention_training_backward_with, attention_training_with,
 };
-pub use buffer::{Buffer, Slice, pass_bytes};
+pub use buffer::{Buffer, Slice, lasting_bytes, pass_bytes};
 pub use column_sums::{ColumnSums, column_sums, column_sums_workspace};
 pub use cross_entropy::{CrossEntropy, LogitsBecome, cross_entropy};
 pub use cublaslt::{Algorithm, CublasLt};

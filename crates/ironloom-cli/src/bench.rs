@@ -34,6 +34,9 @@ Examples:
   ironloom bench model.gguf -p 0 -n 64 --weights nf4 --json
   ironloom bench model.gguf --device cuda --profile";
 
+const ADVICE: &str =
+    "give smaller -p, -n or -d, hold the weights in fewer bits (--weights int4) or close other programs";
+
 /// Measure the speed of prompts and of generation
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -119,6 +122,10 @@ pub(crate) fn run(arguments: &Arguments, console: &Console) -> Result<Outcome> {
     if arguments.profile && !matches!(device, Device::Cuda(_)) {
         return Err(Usage("--profile shows kernels of a graphics card: add --device cuda".to_owned()).into());
     }
+    let longest = tests.iter().map(|test| test.tokens()).max().unwrap_or(0);
+    let positions = longest + arguments.depths.iter().max().unwrap_or(&0);
+    let (available, rows) = (arguments.device.available(&device)?, arguments.batch as usize);
+    opened.check_memory(&device, available, arguments.weights, (positions, rows), ADVICE, console)?;
     let loaded = opened.load(device, 1, arguments.weights, console)?;
     let model = &loaded.model;
     let parameters = model.config().parameters();

@@ -11,10 +11,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use ironloom_core::format_bytes;
+use ironloom_core::{MemoryPlan, format_bytes};
 use ironloom_decode::{Session, SessionOptions};
 use ironloom_lm::{
-    Config, LoadOptions, Model,
+    Config, LoadOptions, Model, RunMemory,
     text::{ChatTemplate, TextError, Tokenizer},
 };
 use ironloom_quant::WeightFormat;
@@ -123,9 +123,11 @@ impl Opened {
         options: &ModelOptions,
         console: &Console,
     ) -> Result<usize> {
-        let plan = |context| memory::plan(&self.checkpoint, &self.config, device, options.weights.into(), context);
+        let rows = SessionOptions::default().prefill_rows;
+        let memory = self.memory(device, options.weights)?;
+        let plan = |context| memory.plan(context, rows);
         let context = memory::choose_context(&self.config, options.context, available, plan)
-            .with_context(|| format!("cannot use {}", self.path.display()))?;
+            .with_context(|| self.cannot_use())?;
         if options.context.is_none() && context < self.config.context_length {
             console.note(format_args!(
                 "note: {} of memory has room for {context} of the model's {} positions ({}); --context sets another number",
@@ -135,14 +137,37 @@ impl Opened {
             ));
         }
         if let (Device::Cuda(_), Some(available)) = (device, available) {
-            console.note(format_args!(
-                "plan: {} of {} on {}",
-                plan(context),
-                format_bytes(available),
-                device.describe()
-            ));
+            note_plan(&plan(context), available, device, console);
         }
         Ok(context)
+    }
+
+    /// Tells what a session of `positions` positions takes, `rows` of them in a pass.
+    ///
+    /// # Errors
+    /// It does not fit in `available` bytes; then `advice` is part of the message.
+    pub(crate) fn check_memory(
+        &self,
+        device: &Device,
+        available: Option<u64>,
+        weights: Weights,
+        (positions, rows): (usize, usize),
+        advice: &'static str,
+        console: &Console,
+    ) -> Result<()> {
+        let Some(available) = available else { return Ok(()) };
+        let plan = self.memory(device, weights)?.plan(positions, rows);
+        plan.check(available, advice).with_context(|| self.cannot_use())?;
+        note_plan(&plan, available, device, console);
+        Ok(())
+    }
+
+    fn memory<'a>(&'a self, device: &'a Device, weights: Weights) -> Result<RunMemory<'a>> {
+        RunMemory::new(&self.config, &self.checkpoint, device, weights.into()).map_err(|error| named(&self.path, error))
+    }
+
+    fn cannot_use(&self) -> String {
+        format!("cannot use {}", self.path.display())
     }
 
     /// Reads the weights.
@@ -172,6 +197,13 @@ impl Opened {
                 slow.join(", ")
             ));
         }
+        let widened = model.experts_held_as_bf16();
+        if !widened.is_empty() {
+            console.note(format_args!(
+                "note: experts of type {} are held as BF16: this device has no kernel that reads them as they are",
+                widened.join(", ")
+            ));
+        }
         Ok(Loaded { model: Arc::new(model), device, context, time: start.elapsed() })
     }
 }
@@ -185,6 +217,10 @@ impl Loaded {
         let options = SessionOptions { context: Some(self.context), ..SessionOptions::default() };
         Ok(Session::new(self.model.clone(), self.device.clone(), options)?)
     }
+}
+
+fn note_plan(plan: &MemoryPlan, available: u64, device: &Device, console: &Console) {
+    console.note(format_args!("plan: {plan} of {} on {}", format_bytes(available), device.describe()));
 }
 
 /// Opens the files of a model without asking what it is.

@@ -1,31 +1,15 @@
-//! The memory plan of a model and a context, made before anything is loaded, and the longest context that fits.
+//! The longest context whose memory plan, made before anything is loaded, fits.
 
 use anyhow::Result;
 use ironloom_core::MemoryPlan;
 use ironloom_lm::Config;
-use ironloom_quant::WeightFormat;
-use ironloom_tensor::Device;
-use ironloom_weights::Checkpoint;
 
 /// A context is not shortened below this without being asked to.
 const SHORTEST: usize = 512;
 
 const ADVICE: &str = "use a shorter --context, hold the weights in fewer bits (--weights int4) or close other programs";
 
-/// What the weights of `checkpoint` take, held as `format`, with a cache of `context` positions.
-pub(crate) fn plan(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    device: &Device,
-    format: WeightFormat,
-    context: usize,
-) -> MemoryPlan {
-    MemoryPlan::new()
-        .with("weights", config.weight_bytes(checkpoint, format))
-        .with(format!("cache of {context} positions"), config.cache_bytes(device, context))
-}
-
-/// The context to open and its plan: the one `asked` for, or else the longest that fits, halving from the model's own.
+/// The context to open: the one `asked` for, or else the model's own or the longest power of two below it that fits.
 ///
 /// # Errors
 /// It is longer than the model's, or does not fit in `available` bytes.
@@ -42,7 +26,7 @@ pub(crate) fn choose_context(
     }
     let Some(available) = available else { return Ok(context) };
     while asked.is_none() && context > SHORTEST && plan(context).total() > available {
-        context = (context / 2).max(SHORTEST);
+        context = (1 << (context - 1).ilog2()).max(SHORTEST);
     }
     plan(context).check(available, ADVICE)?;
     Ok(context)
@@ -50,14 +34,19 @@ pub(crate) fn choose_context(
 
 #[cfg(test)]
 mod tests {
+    use ironloom_tensor::Device;
+
     use super::*;
 
     fn choose(asked: Option<usize>, available: u64) -> Result<usize> {
-        let config = Config::moe_55m();
+        choose_of(&Config::moe_55m(), asked, available)
+    }
+
+    fn choose_of(config: &Config, asked: Option<usize>, available: u64) -> Result<usize> {
         let plan = |context| {
             MemoryPlan::new().with("weights", 100 << 20).with("cache", config.cache_bytes(&Device::cpu(1), context))
         };
-        choose_context(&config, asked, Some(available), plan)
+        choose_context(config, asked, Some(available), plan)
     }
 
     #[test]
@@ -67,6 +56,13 @@ mod tests {
         let half = (100 << 20) + Config::moe_55m().cache_bytes(&Device::cpu(1), full / 2);
         assert_eq!(choose(None, half).unwrap(), full / 2);
         assert_eq!(choose(None, half - 1).unwrap(), full / 4);
+        // A cache holds a power of two of positions, or all of the model's.
+        let long = Config { context_length: 40_960, ..Config::moe_55m() };
+        let needed = |positions| (100 << 20) + long.cache_bytes(&Device::cpu(1), positions);
+        assert_eq!(needed(40_960) - (100 << 20), 5 * (needed(8192) - (100 << 20)));
+        assert_eq!(choose_of(&long, None, needed(40_960)).unwrap(), 40_960);
+        assert_eq!(choose_of(&long, None, needed(40_960) - 1).unwrap(), 32_768);
+        assert_eq!(choose_of(&long, None, needed(32_768) - 1).unwrap(), 16_384);
     }
 
     #[test]

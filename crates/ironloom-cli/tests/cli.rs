@@ -225,6 +225,7 @@ fn wrong_usage_has_its_own_exit_code() {
     ironloom(&["tokenize", &llama(), "--decode", "1,9999"]).refused(2, &["9999", "271"]);
     ironloom(&["bench", &llama(), "-p", "4096"]).refused(2, &["pp4096", "context of 128"]);
     ironloom(&["bench", &llama(), "-p", "0", "-n", "0"]).refused(2, &["nothing to measure"]);
+    ironloom(&["bench", &llama(), "-p", "8", "--memory-budget", "1000"]).refused(1, &["plan (weights", "1000 B", "-d"]);
     assert_eq!(ironloom(&[]).code, 2);
     assert_eq!(ironloom(&["walk"]).code, 2);
 }
@@ -467,6 +468,8 @@ fn bench_prints_rows_like_llama_bench() {
         assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
     }
     assert_eq!((&rows[0]["threads"], &rows[11]["threads"]), (&1.into(), &2.into()));
+    let ran = ironloom(&["bench", &llama(), "-p", "8", "-n", "0", "-d", "0,16", "-r", "1", "-t", "1"]);
+    assert!(ran.err.contains("plan: weights") && ran.err.contains("cache of 24 positions"), "{}", ran.err);
     let table = ironloom(&["bench", &llama(), "-p", "8", "-n", "0", "-r", "1", "-t", "1"]).ok();
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 3, "{table}");

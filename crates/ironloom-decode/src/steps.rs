@@ -96,7 +96,7 @@ impl CudaSteps {
 
     fn capture(model: &Model, device: &Device, gpu: &Gpu, rows: usize, sampled: bool) -> ironloom_lm::Result<Self> {
         let (config, cache) = (model.config(), model.new_cache());
-        let table = KvTable::new(device, rows, cache.layers(), config.context_length)?;
+        let table = KvTable::new(device, rows, config.heads, cache.layers(), config.context_length)?;
         let next = NextIds::new(device, rows, config.vocab_size)?;
         let choose = if sampled { Choose::ByOptions } else { Choose::Largest };
         let cx = Context::inference(device).with_path(Path::Few);

@@ -29,11 +29,16 @@ impl MatrixShape {
 /// The shapes of a feed-forward block's gate (and up) and of its down.
 pub(crate) fn feed_forward_shapes(device: &Device, width: usize, inner: usize) -> [MatrixShape; 2] {
     let held = match device {
-        Device::Cuda(_) => inner.next_multiple_of(8),
+        Device::Cuda(_) => inner_on_card(inner),
         _ => inner,
     };
     let shape = |inner, held| MatrixShape { stored: inner, held };
     [shape([inner, width], [held, width]), shape([width, inner], [width, held])]
+}
+
+/// What a graphics card holds of an inner width.
+pub(crate) fn inner_on_card(inner: usize) -> usize {
+    inner.next_multiple_of(8)
 }
 
 /// `[rows, width]` elements that start with those of `stored`, the rest zeros.

@@ -10,10 +10,15 @@ impl Config {
     /// [`Model::linears`](crate::Model::linears) has them. The embedding and the head are none of them.
     pub fn linear_layers(&self) -> Vec<(String, [usize; 2])> {
         let naming = self.trained_naming();
+        self.linear_parts().into_iter().map(|(part, layer, shape)| (naming.name(part, layer), shape)).collect()
+    }
+
+    /// The same, each by what it is and its layer.
+    pub(crate) fn linear_parts(&self) -> Vec<(Part, usize, [usize; 2])> {
         let (width, rows, kv_rows) = (self.width, self.heads * self.head_width, self.kv_heads * self.head_width);
         let mut found = Vec::new();
         for (number, layer) in self.layers.iter().enumerate() {
-            let mut see = |part, outputs, inputs| found.push((naming.name(part, number), [outputs, inputs]));
+            let mut see = |part, outputs, inputs| found.push((part, number, [outputs, inputs]));
             see(Part::Q, rows, width);
             see(Part::K, kv_rows, width);
             see(Part::V, kv_rows, width);

@@ -6,16 +6,17 @@
 
 use std::borrow::Cow;
 
-use ironloom_core::{MemoryPlan, Shape};
+use ironloom_core::{DType, MemoryPlan, Shape};
 use ironloom_nn::{Attention, Embedding, FeedForward, Linear, RmsNorm};
 use ironloom_quant::WeightFormat;
 use ironloom_tensor::{Device, StoredMatrix, Tensor, Weight, ops::AttentionOptions};
-use ironloom_weights::{Checkpoint, Format, TensorData};
+use ironloom_weights::{Checkpoint, TensorData};
 
 use crate::{
-    Architecture, Config, Error, Experts, FeedForwardConfig, Model, Result,
+    Architecture, Config, Error, Experts, FeedForwardConfig, Model, Result, RunMemory,
     filled_up::{MatrixShape, feed_forward_shapes, filled_up},
-    model::{Block, BlockFeedForward, plan},
+    memory::{ExpertForm, ExpertForms},
+    model::{Block, BlockFeedForward},
     names::{Naming, Part, interleaved_rows},
     passes::Passes,
 };
@@ -45,16 +46,15 @@ impl Model {
         let config = Config::from_checkpoint(checkpoint)?;
         let total: u64 = checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum();
         if let Some(available) = available_memory(device)? {
-            plan(&config, device, config.weight_bytes(checkpoint, options.format), 0, 1)
+            // Rows may go through one by one, and a cache begins empty.
+            RunMemory::new(&config, checkpoint, device, options.format)?
+                .plan(0, 1)
                 .check(available, "load a smaller or a more strongly quantized model, or close other programs")?;
         }
-        let naming = match checkpoint.format() {
-            Format::Gguf { .. } => Naming::Gguf,
-            _ => Naming::hugging_face(config.architecture, |name| checkpoint.contains(name)),
-        };
+        let naming = Naming::of(checkpoint, config.architecture);
         refuse_router_biases(&config, checkpoint, naming)?;
         let source = CheckpointSource { checkpoint, missing: Vec::new(), done: 0, total };
-        let mut builder = Builder { config: &config, device, options, source };
+        let mut builder = Builder::new(&config, device, options, source);
         let mut model = builder.model(naming)?;
         let missing = builder.source.missing;
         if let Some(first) = missing.first() {
@@ -133,6 +133,8 @@ pub(crate) trait Source {
         device: &Device,
     ) -> Result<Weight>;
     fn vector(&mut self, name: &str, length: usize, order: Option<&[u32]>) -> Result<Vec<f32>>;
+    /// The stored type of a matrix; none where it is missing.
+    fn dtype(&self, name: &str) -> Option<DType>;
     /// Called after every layer: what was read is packed.
     fn release(&self);
     /// Bytes done and all bytes.
@@ -221,6 +223,10 @@ impl Source for CheckpointSource<'_> {
         })
     }
 
+    fn dtype(&self, name: &str) -> Option<DType> {
+        self.checkpoint.info(name).map(|info| info.dtype)
+    }
+
     fn release(&self) {
         self.checkpoint.release();
     }
@@ -236,9 +242,15 @@ pub(crate) struct Builder<'a, S> {
     pub(crate) device: &'a Device,
     pub(crate) options: &'a LoadOptions<'a>,
     pub(crate) source: S,
+    /// The types of experts that were held as bfloat16 for their kernels.
+    widened: Vec<&'static str>,
 }
 
-impl<S: Source> Builder<'_, S> {
+impl<'a, S: Source> Builder<'a, S> {
+    pub(crate) fn new(config: &'a Config, device: &'a Device, options: &'a LoadOptions<'a>, source: S) -> Self {
+        Self { config, device, options, source, widened: Vec::new() }
+    }
+
     pub(crate) fn model(&mut self, naming: Naming) -> Result<Model> {
         let config = self.config;
         let ropes = config
@@ -268,6 +280,7 @@ impl<S: Source> Builder<'_, S> {
             head: Linear::new(head, None),
             ropes,
             unused: Vec::new(),
+            widened_experts: std::mem::take(&mut self.widened),
             config: config.clone(),
             device: self.device.clone(),
             passes: Passes::default(),
@@ -364,31 +377,11 @@ impl<S: Source> Builder<'_, S> {
                 architecture: self.config.architecture.name().into(),
             });
         };
-        let (name, width) = (|part| naming.name(part, layer), self.config.width);
-        let [inner_shape, down_shape] = feed_forward_shapes(self.device, width, experts.width);
-        let mut all = Vec::with_capacity(experts.count.min(1024));
-        for expert in 0..experts.count {
-            let rows = || match naming {
-                Naming::Gguf => Rows::Block { index: expert, of: experts.count },
-                Naming::HuggingFace { .. } => Rows::All,
-            };
-            let mut matrix = |part, shape: MatrixShape| -> Result<Linear> {
-                let mut weight = self.weight(name(part), shape, rows())?;
-                if weight.is_slow() {
-                    // Kernels of routed experts read tiles only: types without them are held as bfloat16.
-                    let name = format!("{}.weight", name(part));
-                    weight = self.source.matrix(&name, shape, rows(), WeightFormat::Bf16, self.device)?;
-                }
-                Ok(Linear::new(weight, None))
-            };
-            all.push(FeedForward {
-                gate: matrix(Part::ExpertGate(expert), inner_shape)?,
-                up: matrix(Part::ExpertUp(expert), inner_shape)?,
-                down: matrix(Part::ExpertDown(expert), down_shape)?,
-                activation: self.config.activation,
-            });
-        }
-        let device = self.device;
+        let (name, device) = (|part| naming.name(part, layer), self.device);
+        let mut all = match device {
+            Device::Cuda(_) => self.readable_experts(naming, layer)?,
+            _ => self.gated_experts(naming, layer, [self.options.format; 3])?,
+        };
         stack(device, &mut all, |expert| &mut expert.gate.weight)?;
         stack(device, &mut all, |expert| &mut expert.up.weight)?;
         stack(device, &mut all, |expert| &mut expert.down.weight)?;
@@ -412,11 +405,63 @@ impl<S: Source> Builder<'_, S> {
         })
     }
 
+    /// The experts of a layer in forms that their kernels on a graphics card read.
+    fn readable_experts(&mut self, naming: Naming, layer: usize) -> Result<Vec<FeedForward>> {
+        let count = self.config.experts.as_ref().map_or(0, |experts| experts.count);
+        let stored = |name: &str| self.source.dtype(name);
+        let forms = ExpertForms::stored(naming, layer, count, self.options.format, stored)?;
+        let formats = self.readable(&forms);
+        let experts = self.gated_experts(naming, layer, formats)?;
+        // A matrix of Q8_0 with a code that has no tile is known once it is read.
+        let parts: [fn(&FeedForward) -> &Linear; 3] =
+            [|expert| &expert.gate, |expert| &expert.up, |expert| &expert.down];
+        let form = |weight: &Weight| ExpertForm { name: weight.format(), has_tiles: !weight.is_slow() };
+        let forms = ExpertForms(parts.map(|part| experts.iter().map(|expert| form(&part(expert).weight)).collect()));
+        if forms.readable() == [true; 3] {
+            return Ok(experts);
+        }
+        drop(experts);
+        let formats = self.readable(&forms);
+        self.gated_experts(naming, layer, formats)
+    }
+
+    /// What gate, up and down of such experts are loaded as; notes which types are held otherwise for it.
+    fn readable(&mut self, forms: &ExpertForms) -> [WeightFormat; 3] {
+        for name in forms.widened() {
+            if !self.widened.contains(&name) {
+                self.widened.push(name);
+            }
+        }
+        forms.readable().map(|readable| if readable { self.options.format } else { WeightFormat::Bf16 })
+    }
+
+    /// The experts of a layer, their gate, up and down packed as `formats`.
+    fn gated_experts(&mut self, naming: Naming, layer: usize, formats: [WeightFormat; 3]) -> Result<Vec<FeedForward>> {
+        let Some(experts) = &self.config.experts else { return Ok(Vec::new()) };
+        let [inner_shape, down_shape] = feed_forward_shapes(self.device, self.config.width, experts.width);
+        let mut all = Vec::with_capacity(experts.count.min(1024));
+        for expert in 0..experts.count {
+            let mut matrix = |part, shape, format| -> Result<Linear> {
+                let rows = match naming {
+                    Naming::Gguf => Rows::Block { index: expert, of: experts.count },
+                    Naming::HuggingFace { .. } => Rows::All,
+                };
+                Ok(Linear::new(self.matrix(naming.name(part, layer), shape, rows, format)?, None))
+            };
+            all.push(FeedForward {
+                gate: matrix(Part::ExpertGate(expert), inner_shape, formats[0])?,
+                up: matrix(Part::ExpertUp(expert), inner_shape, formats[1])?,
+                down: matrix(Part::ExpertDown(expert), down_shape, formats[2])?,
+                activation: self.config.activation,
+            });
+        }
+        Ok(all)
+    }
+
     /// A router is small and decides much: it is never quantized on load.
     fn router(&mut self, name: String, rows: usize) -> Result<Linear> {
-        let (name, shape) = (format!("{name}.weight"), [rows, self.config.width]);
-        let weight = self.source.matrix(&name, shape.into(), Rows::All, WeightFormat::Keep, self.device)?;
-        Ok(Linear::new(weight, None))
+        let shape = [rows, self.config.width];
+        Ok(Linear::new(self.matrix(name, shape.into(), Rows::All, WeightFormat::Keep)?, None))
     }
 
     fn gated(&mut self, [gate, up, down]: [String; 3], inner: usize, bias: bool) -> Result<FeedForward> {
@@ -451,8 +496,11 @@ impl<S: Source> Builder<'_, S> {
     }
 
     fn weight(&mut self, name: String, shape: impl Into<MatrixShape>, rows: Rows) -> Result<Weight> {
-        let shape = shape.into();
-        let weight = self.source.matrix(&format!("{name}.weight"), shape, rows, self.options.format, self.device)?;
+        self.matrix(name, shape.into(), rows, self.options.format)
+    }
+
+    fn matrix(&mut self, name: String, shape: MatrixShape, rows: Rows, format: WeightFormat) -> Result<Weight> {
+        let weight = self.source.matrix(&format!("{name}.weight"), shape, rows, format, self.device)?;
         if let Some(progress) = self.options.progress {
             let (done, total) = self.source.progress();
             progress(done, total);

@@ -9,7 +9,6 @@
 //! One pass takes rows of any number of sequences, each a run of consecutive ids with its own cache: a prompt, one step of
 //! decoding, a batch, a verify pass of a speculation are all the same call. A row's logits are the same bits in each.
 
-use ironloom_core::MemoryPlan;
 use ironloom_nn::{Attention, AttentionInput, Embedding, FeedForward, KvCache, Linear, PassRows, RmsNorm, Span};
 use ironloom_tensor::{Context, Device, Indices, Path, Tensor, Weight, ops};
 
@@ -27,6 +26,7 @@ pub struct Model {
     /// Inverse frequencies `[half]` and the factor on sines and cosines, for each of the configuration's ropes.
     pub(crate) ropes: Vec<(Tensor, f32)>,
     pub(crate) unused: Vec<String>,
+    pub(crate) widened_experts: Vec<&'static str>,
     /// Where the weights are.
     pub(crate) device: Device,
     /// Captured passes of few rows.
@@ -117,6 +117,12 @@ impl Model {
         formats
     }
 
+    /// The types of routed experts that are held as bfloat16 although the model was loaded otherwise: on a graphics card their
+    /// kernels read tiles, of one type for gate and up and for all experts of a layer.
+    pub fn experts_held_as_bf16(&self) -> &[&'static str] {
+        &self.widened_experts
+    }
+
     /// The packed form of the layers' weights, such as `Q4_1`; `mixed` where they differ.
     pub fn weight_format(&self) -> &'static str {
         let formats = |block: &Block| {
@@ -140,12 +146,7 @@ impl Model {
 
     /// An empty cache for one sequence.
     pub fn new_cache(&self) -> KvCache {
-        KvCache::new(&self.device, self.config.layers.len(), self.config.kv_heads, self.config.head_width)
-    }
-
-    /// What a session of `positions` positions holds: weights, cache, and the activations of a prompt's chunk of `chunk` rows.
-    pub fn memory_plan(&self, positions: usize, chunk: usize) -> MemoryPlan {
-        plan(&self.config, &self.device, self.weight_bytes(), positions, chunk)
+        self.config.new_cache(&self.device)
     }
 
     /// Runs `ids`, whose rows belong to `spans` one after the other, and appends them to the spans' caches. The logits are
@@ -277,20 +278,6 @@ impl Block {
         let normed = next.forward(cx, &x)?;
         Ok((x, normed))
     }
-}
-
-/// Weights, cache and activations of a session, in bytes.
-pub(crate) fn plan(config: &Config, device: &Device, weight_bytes: u64, positions: usize, chunk: usize) -> MemoryPlan {
-    let inner = config.layers.iter().map(|layer| match layer.feed_forward {
-        crate::FeedForwardConfig::Dense { width } => width,
-        crate::FeedForwardConfig::Routed => config.experts.as_ref().map_or(0, |experts| experts.width),
-    });
-    // Alive together at the widest point: the row, its norm, and the two halves of the feed-forward block.
-    let row = 3 * config.width + 2 * inner.max().unwrap_or(0) + 2 * config.heads * config.head_width;
-    MemoryPlan::new()
-        .with("weights", weight_bytes)
-        .with(format!("cache of {positions} positions"), config.cache_bytes(device, positions))
-        .with("activations", ((chunk * row + config.vocab_size) * size_of::<f32>()) as u64)
 }
 
 #[cfg(test)]

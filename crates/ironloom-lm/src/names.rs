@@ -1,5 +1,7 @@
 //! What a model's weights are called in checkpoints: Hugging Face's names and GGUF's.
 
+use ironloom_weights::{Checkpoint, Format};
+
 use crate::config::Architecture;
 
 /// One weight of a model.
@@ -44,6 +46,14 @@ pub(crate) enum Naming {
 }
 
 impl Naming {
+    /// How `checkpoint`, whose model is of the family `architecture`, names its tensors.
+    pub(crate) fn of(checkpoint: &Checkpoint, architecture: Architecture) -> Self {
+        match checkpoint.format() {
+            Format::Gguf { .. } => Self::Gguf,
+            _ => Self::hugging_face(architecture, |name| checkpoint.contains(name)),
+        }
+    }
+
     /// Hugging Face names; `contains` asks the checkpoint which prefix it uses (multimodal ones nest the language model).
     pub(crate) fn hugging_face(architecture: Architecture, contains: impl Fn(&str) -> bool) -> Self {
         let prefixes = ["model.", "language_model.model.", "model.language_model.", ""];

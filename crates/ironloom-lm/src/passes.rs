@@ -160,7 +160,7 @@ impl Model {
 
     fn capture_pass(&self, cx: &Context, rows: usize) -> Result<CapturedPass> {
         let cache = self.new_cache();
-        let table = KvTable::new(cx.device, rows, cache.layers(), self.config.context_length)?;
+        let table = KvTable::new(cx.device, rows, self.config.heads, cache.layers(), self.config.context_length)?;
         let Device::Cuda(cuda) = cx.device else { return Ok(CapturedPass { table, graph: None, logits: None }) };
         if ironloom_core::is_off("graph") {
             return Ok(CapturedPass { table, graph: None, logits: None });

@@ -33,7 +33,8 @@ impl Model {
             });
         }
         let capacity = rows.next_power_of_two();
-        let table = KvTable::new(&self.device, capacity, first.cache.layers(), self.config.context_length)?;
+        let table =
+            KvTable::new(&self.device, capacity, self.config.heads, first.cache.layers(), self.config.context_length)?;
         let next = NextIds::new(&self.device, capacity, self.config.vocab_size)?;
         for span in spans.iter_mut() {
             span.cache.reserve(span.rows)?;

@@ -79,7 +79,7 @@ impl RandomSource {
             RandomWeights::Q4_K_M => WeightFormat::Keep,
         };
         let options = LoadOptions { format, progress: None };
-        Builder { config, device, options: &options, source: self }.model(Naming::Gguf)
+        Builder::new(config, device, &options, self).model(Naming::Gguf)
     }
 
     /// The stored type of a matrix; none for what is packed as the loader is told to.
@@ -174,6 +174,10 @@ impl Source for RandomSource {
 
     fn vector(&mut self, name: &str, length: usize, _: Option<&[u32]>) -> Result<Vec<f32>> {
         Ok(vec![if name.ends_with(".bias") { 0.0 } else { 1.0 }; length])
+    }
+
+    fn dtype(&self, name: &str) -> Option<DType> {
+        Some(self.stored_type(name).unwrap_or(DType::F32))
     }
 
     fn release(&self) {}

@@ -26,6 +26,12 @@ impl KvCache {
         Self { layers: vec![KvBuffer::new(device, kv_heads, head_width); layers] }
     }
 
+    /// The same for a sequence of up to `positions` positions: it grows no further before they are more.
+    #[must_use]
+    pub fn with_limit(self, positions: usize) -> Self {
+        Self { layers: self.layers.into_iter().map(|layer| layer.with_limit(positions)).collect() }
+    }
+
     /// Positions held.
     pub fn len(&self) -> usize {
         // A pass that failed half-way has appended to its first layers only: those rows don't count.
@@ -47,9 +53,9 @@ impl KvCache {
         self.layers.iter().map(KvBuffer::bytes).sum()
     }
 
-    /// Bytes that `positions` positions of such a cache reserve on `device`.
-    pub fn bytes_for(device: &Device, layers: usize, kv_heads: usize, head_width: usize, positions: usize) -> u64 {
-        KvBuffer::bytes_for(device, kv_heads, head_width, positions).saturating_mul(layers as u64)
+    /// Bytes that it takes of its device once it has `positions` positions.
+    pub fn bytes_for(&self, positions: usize) -> u64 {
+        self.layers.iter().map(|layer| layer.bytes_for(positions)).fold(0, u64::saturating_add)
     }
 
     /// Whether `more` positions fit where every layer lies now.
@@ -101,6 +107,7 @@ mod tests {
         assert_eq!((cache.len(), cache.bytes(), cache.layers().len()), (0, 0, 30));
         cache.truncate(10);
         assert!(cache.is_empty());
-        assert_eq!(KvCache::bytes_for(&Device::cpu(1), 30, 3, 64, 20), 30 * 2 * 64 * 3 * 64 * 4);
+        assert_eq!(cache.bytes_for(20), 30 * 2 * 64 * 3 * 64 * 4);
+        assert_eq!(cache.with_limit(100).bytes_for(80), 30 * 2 * 112 * 3 * 64 * 4);
     }
 }

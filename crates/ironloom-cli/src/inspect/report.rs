@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use ironloom_core::{DType, MemoryPlan};
-use ironloom_lm::{Config, FeedForwardConfig, text::Tokenizer};
+use ironloom_lm::{Config, FeedForwardConfig, RunMemory, text::Tokenizer};
 use ironloom_tensor::Device;
 use ironloom_weights::{Array, Checkpoint, Format, Value};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use super::Arguments;
 use crate::{
     failure::{self, Usage},
     figures::cut,
-    loading, memory,
+    loading,
 };
 
 /// Characters of a metadata value that are shown.
@@ -283,7 +283,8 @@ fn memory_report(arguments: &Arguments, checkpoint: &Checkpoint, config: &Config
         let limit = config.context_length;
         return Err(Usage(ironloom_decode::Error::ContextOption { asked: context, limit }.to_string()).into());
     }
-    let plan = memory::plan(checkpoint, config, &Device::cpu(1), options.weights.into(), context);
+    let device = Device::cpu(1);
+    let plan = RunMemory::new(config, checkpoint, &device, options.weights.into())?.plan(context, 1);
     let available = MemoryPlan::available_host_memory();
     Ok(MemoryReport {
         context,

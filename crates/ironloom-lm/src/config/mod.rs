@@ -11,7 +11,6 @@ mod json;
 mod presets;
 
 use ironloom_nn::{Activation, KvCache, RopeOptions};
-use ironloom_quant::WeightFormat;
 use ironloom_tensor::Device;
 use ironloom_weights::{Checkpoint, Format};
 
@@ -295,22 +294,14 @@ impl Config {
         total
     }
 
-    /// Bytes that the weights of `checkpoint` take once they are held as `format`, before they are loaded.
-    pub fn weight_bytes(&self, checkpoint: &Checkpoint, format: WeightFormat) -> u64 {
-        let parameters = self.parameters();
-        match format {
-            WeightFormat::Keep => checkpoint.tensors().map(|info| info.bytes().unwrap_or(0) as u64).sum(),
-            WeightFormat::F32 => 4 * parameters,
-            WeightFormat::Bf16 => 2 * parameters,
-            WeightFormat::Int8 => parameters,
-            // Half a byte a weight, and four bytes for each block of 64.
-            WeightFormat::Int4 | WeightFormat::Nf4 => parameters * 9 / 16,
-        }
+    /// An empty cache for one sequence on `device`.
+    pub fn new_cache(&self, device: &Device) -> KvCache {
+        KvCache::new(device, self.layers.len(), self.kv_heads, self.head_width).with_limit(self.context_length)
     }
 
-    /// Bytes that a sequence's cache of `positions` positions reserves on `device`.
+    /// Bytes that a sequence's cache of `positions` positions takes of `device`.
     pub fn cache_bytes(&self, device: &Device, positions: usize) -> u64 {
-        KvCache::bytes_for(device, self.layers.len(), self.kv_heads, self.head_width, positions)
+        self.new_cache(device).bytes_for(positions)
     }
 }
 

@@ -2,10 +2,10 @@
 //!
 //! On the processor keys lie in panels of 16 positions, `[panel][kv head][head width][16]`, so that the scores of 16
 //! positions are one vector; values lie by position, `[position][kv head][head width]`. Both are single precision. On a
-//! graphics card both lie by position in bfloat16. The buffer starts empty and doubles, so a short conversation never pays
-//! for a long context.
+//! graphics card both lie by position in bfloat16. The buffer starts empty and doubles up to what a sequence may have, so a
+//! short conversation never pays for a long context.
 
-use ironloom_kernels::{Buffer, Gpu, Slice};
+use ironloom_kernels::{Buffer, Gpu, Slice, lasting_bytes};
 
 use crate::{Context, Device, Error, Result, Tensor, error::expect_shape};
 
@@ -20,6 +20,8 @@ pub struct KvBuffer {
     kv_heads: usize,
     head_width: usize,
     length: usize,
+    /// The most positions that a sequence has.
+    limit: usize,
     storage: Storage,
 }
 
@@ -44,7 +46,14 @@ impl KvBuffer {
             Device::Cpu(_) => Storage::Cpu { keys: Vec::new(), values: Vec::new() },
             Device::Cuda(cuda) => Storage::Cuda { gpu: cuda.gpu().clone(), kept: None },
         };
-        Self { kv_heads, head_width, length: 0, storage }
+        Self { kv_heads, head_width, length: 0, limit: usize::MAX, storage }
+    }
+
+    /// The same for a sequence of up to `positions` positions: it grows no further before they are more.
+    #[must_use]
+    pub fn with_limit(mut self, positions: usize) -> Self {
+        self.limit = positions;
+        self
     }
 
     /// Positions held.
@@ -75,14 +84,24 @@ impl KvBuffer {
         }
     }
 
-    /// Bytes that a buffer of `positions` positions reserves on `device`.
-    pub fn bytes_for(device: &Device, kv_heads: usize, head_width: usize, positions: usize) -> u64 {
-        let element = match device {
-            Device::Cpu(_) => size_of::<f32>(),
-            Device::Cuda(_) => CUDA_ELEMENT,
+    /// Bytes that it takes of its device once it has `positions` positions.
+    pub fn bytes_for(&self, positions: usize) -> u64 {
+        if positions == 0 {
+            return 0;
+        }
+        let elements = self.capacity_for(positions).saturating_mul(self.kv_heads * self.head_width);
+        let bytes = match &self.storage {
+            Storage::Cpu { .. } => elements.saturating_mul(size_of::<f32>()),
+            Storage::Cuda { .. } => lasting_bytes(elements.saturating_mul(CUDA_ELEMENT)),
         };
-        let capacity = if positions == 0 { 0 } else { positions.max(FIRST_CAPACITY).next_power_of_two() };
-        2 * (capacity as u64).saturating_mul((kv_heads * head_width * element) as u64)
+        2 * bytes as u64
+    }
+
+    /// Positions that it has room for once it has grown to `positions`: a power of two, or all that there may be, which on the
+    /// processor are whole panels.
+    fn capacity_for(&self, positions: usize) -> usize {
+        let most = self.limit.max(positions).checked_next_multiple_of(PANEL).unwrap_or(usize::MAX);
+        positions.max(FIRST_CAPACITY).next_power_of_two().min(most)
     }
 
     /// Forgets every position from `length` on.
@@ -164,15 +183,15 @@ impl KvBuffer {
         }
     }
 
-    /// Makes room for `more` positions: grows to a power of two of positions that holds them, and on a graphics card takes
-    /// memory of its own where a clone shares it.
+    /// Makes room for `more` positions: grows to a power of two of positions that holds them, or to its limit, and on a
+    /// graphics card takes memory of its own where a clone shares it.
     ///
     /// # Errors
     /// The device has no room; the buffer is as it was.
     pub fn reserve(&mut self, more: usize) -> Result<()> {
         let row = self.kv_heads * self.head_width;
         let positions = self.length + more;
-        let capacity = positions.max(FIRST_CAPACITY).next_power_of_two();
+        let capacity = self.capacity_for(positions);
         let fits = self.has_room(more);
         match &mut self.storage {
             Storage::Cpu { keys, values } => {
@@ -280,7 +299,7 @@ mod tests {
             buffer.append(&cx, &keys, &values).unwrap();
         };
         feed(&mut buffer, 0..5);
-        assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(&device, heads, width, 5));
+        assert_eq!(buffer.bytes() as u64, buffer.bytes_for(5));
         let copy = buffer.clone();
         feed(&mut buffer, 5..100);
         buffer.truncate(17);
@@ -298,6 +317,22 @@ mod tests {
         }
         let all = |sign: f32| (0..70).flat_map(|position| row(position, sign)).collect::<Vec<_>>();
         assert_eq!(buffer.read().unwrap(), [all(1.0), all(-1.0)]);
-        assert_eq!(buffer.bytes() as u64, KvBuffer::bytes_for(&device, heads, width, 100));
+        assert_eq!(buffer.bytes() as u64, buffer.bytes_for(100));
+        assert_eq!(buffer.bytes_for(100), 2 * 128 * 6 * 4);
+    }
+
+    #[test]
+    fn a_buffer_grows_no_further_than_its_limit() {
+        let device = Device::cpu(1);
+        let cx = Context::inference(&device);
+        // 150 positions are 10 panels less 10.
+        let mut buffer = KvBuffer::new(&device, 1, 4).with_limit(150);
+        let rows = |n: usize| Tensor::from_f32(vec![1.0; 4 * n], [n, 4]).unwrap();
+        for (more, capacity) in [(1, 64), (64, 128), (64, 160), (21, 160), (1, 160), (10, 176)] {
+            buffer.append(&cx, &rows(more), &rows(more)).unwrap();
+            assert_eq!(buffer.bytes(), 2 * capacity * 4 * 4, "{} positions", buffer.len());
+            assert_eq!(buffer.bytes() as u64, buffer.bytes_for(buffer.len()));
+        }
+        assert_eq!(KvBuffer::new(&device, 1, 4).with_limit(40_960).bytes_for(40_960), 2 * 40_960 * 4 * 4);
     }
 }

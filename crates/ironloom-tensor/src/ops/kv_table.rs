@@ -4,7 +4,7 @@
 //! differs from pass to pass lies in one table on the device: of each row its id, its position, and for each layer the
 //! addresses of its keys and values. So a cache may grow, and rows may come and go, without a new capture.
 
-use ironloom_kernels::{Buffer, Gpu, Slice};
+use ironloom_kernels::{Buffer, FewShape, Gpu, Slice};
 
 use super::KvBuffer;
 use crate::{Device, Error, Indices, Result};
@@ -31,9 +31,6 @@ pub struct KvTable {
 
 const NAME: &str = "the table of a pass";
 
-/// Counters of a row and kv head: one for each group of query heads that blocks share.
-const TICKETS_PER_HEAD: usize = 64;
-
 /// A row of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct TableRow<'a> {
@@ -46,16 +43,19 @@ pub struct TableRow<'a> {
 }
 
 impl KvTable {
-    /// A table of `rows` rows, none of them in use, for caches like `cache`, whose sequences have up to `reach` positions.
+    /// A table of `rows` rows, none of them in use, for caches like `cache`, whose sequences have up to `reach` positions, and
+    /// `heads` query heads.
     ///
     /// # Errors
-    /// The device has no room, or is the processor, which needs no table.
-    pub fn new(device: &Device, rows: usize, cache: &[KvBuffer], reach: usize) -> Result<Self> {
+    /// The device has no room, or is the processor, which needs no table; or the query heads do not share the cache's heads.
+    pub fn new(device: &Device, rows: usize, heads: usize, cache: &[KvBuffer], reach: usize) -> Result<Self> {
         let gpu = device.card(NAME)?.gpu().clone();
         let (kv_heads, head_width) = cache.first().map_or((1, 1), |layer| (layer.kv_heads(), layer.head_width()));
+        // A window sees no more, and needs no more counters.
+        let shape = FewShape { rows, max_positions: reach, heads, kv_heads, head_width, window: None };
         let (ids, positions) = (gpu.allocate_lasting(4 * rows, NAME)?, gpu.allocate_lasting(4 * rows, NAME)?);
         let addresses = gpu.allocate_lasting(16 * rows * cache.len(), NAME)?;
-        let tickets = gpu.allocate_cleared(4 * rows * kv_heads * TICKETS_PER_HEAD, NAME)?;
+        let tickets = gpu.allocate_cleared(shape.workspace()?.tickets, NAME)?;
         let layers = cache.len();
         let table = Self { gpu, rows, layers, kv_heads, head_width, ids, positions, addresses, tickets, reach };
         table.set(&[])?;
@@ -165,5 +165,27 @@ impl KvTable {
     /// The addresses of layer `layer`: u64 `[rows][2]`.
     pub(crate) fn layer(&self, layer: usize) -> Result<Slice<'_>> {
         Ok(self.addresses.part(16 * self.rows * layer, 16 * self.rows)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_enough_for_every_window_and_any_group_of_heads() {
+        for (heads, kv_heads) in [(1, 1), (64, 1), (72, 1), (128, 1), (40, 8), (96, 2)] {
+            for rows in [1, 64] {
+                let shape = FewShape { rows, max_positions: 1 << 17, heads, kv_heads, head_width: 128, window: None };
+                let tickets = shape.workspace().unwrap().tickets;
+                for window in [1, 512, 4096, 1 << 18] {
+                    let windowed = FewShape { window: Some(window), ..shape };
+                    assert!(windowed.workspace().unwrap().tickets <= tickets, "{windowed:?}");
+                }
+            }
+        }
+        // More than 64 query heads on one kv head take more than 64 counters.
+        let shape = FewShape { rows: 1, max_positions: 8192, heads: 72, kv_heads: 1, head_width: 64, window: None };
+        assert!(shape.workspace().unwrap().tickets > 64 * 4);
     }
 }

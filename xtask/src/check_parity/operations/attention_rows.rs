@@ -169,7 +169,7 @@ impl Rows<'_> {
         // As a model's passes have it: a power of two of rows, those past the last not in use.
         let capacity = rows.next_power_of_two();
         let reach = spans.iter().map(|span| span.positions).max().unwrap_or(1);
-        let table = KvTable::new(&place.device, capacity, &buffers[..1], reach)?;
+        let table = KvTable::new(&place.device, capacity, options.heads, &buffers[..1], reach)?;
         table.set(&table_rows)?;
         let filled_up = |values: &[f32]| {
             let mut all = values.to_vec();

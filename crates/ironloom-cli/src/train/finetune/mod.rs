@@ -215,7 +215,7 @@ fn plan_adapters(
         }
         other => other == Weights::Bf16,
     };
-    let bytes = prepared.config.weight_bytes(checkpoint, arguments.adapters.base.into());
+    let bytes = prepared.config.weight_bytes(checkpoint, device, arguments.adapters.base.into())?;
     let frozen = FrozenWeights { bytes, unpacked: !is_half };
     let size = RunSize {
         tokens: config.batch.sequence_length * config.batch.rows,
