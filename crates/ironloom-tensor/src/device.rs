@@ -298,7 +298,7 @@ mod tests {
         let errors = [
             device.card("a profile").unwrap_err(),
             Indices::lasting(&device, 3).unwrap_err(),
-            ops::KvTable::new(&device, 1, &[], 8).unwrap_err(),
+            ops::KvTable::new(&device, 1, 1, &[], 8).unwrap_err(),
             ops::NextIds::new(&device, 1, 8).unwrap_err(),
         ];
         for (error, operation) in errors.into_iter().zip(["a profile", "whole numbers", "the table", "next ids"]) {

@@ -88,7 +88,7 @@ impl Given {
 
     /// The queries and the cache that ours makes of them.
     fn ours(&self, place: &Place, kernel: Kernel) -> Result<(Vec<f32>, KvBuffer)> {
-        let Sizes { heads, kv_heads, width, turned, rows } = self.sizes;
+        let Sizes { kv_heads, width, turned, rows, .. } = self.sizes;
         let parts = [&self.q, &self.k, &self.v].map(|values| kernel.inputs(values));
         let qkv = place.side_by_side(parts.each_ref().map(Vec::as_slice), rows)?;
         let phases = place.tensor(self.phases.clone(), [rows, turned])?;
