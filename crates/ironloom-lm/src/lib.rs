@@ -20,6 +20,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod builder;
 mod config;
 mod error;
 mod experts;

@@ -12,8 +12,8 @@ use ironloom_tensor::{Device, StoredMatrix, Tensor, Weight};
 
 use crate::{
     Config, Error, LoadOptions, Model, Result,
+    builder::{Builder, Rows, Source},
     filled_up::{MatrixShape, filled_up},
-    load::{Builder, Rows, Source},
     names::Naming,
 };
 
