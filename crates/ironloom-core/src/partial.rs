@@ -109,19 +109,29 @@ impl SyncedFile {
 }
 
 /// A folder being written. Dropped before [`finish`](Self::finish), it is removed and the target stays as it was.
+///
+/// No system exchanges two folders at once. A process that ends between the two renames of [`finish`](Self::finish) leaves the old
+/// folder, whole, under the name that ends with [`REPLACED`](Self::REPLACED); the next writer of the target puts it back.
 #[derive(Debug)]
 pub struct PartialFolder(Beside);
 
 impl PartialFolder {
     /// What the name of a folder that isn't whole ends with.
     pub const ENDING: &str = ".unfinished";
+    /// What the name of a folder ends with while another takes its place.
+    pub const REPLACED: &str = ".replaced";
 
     /// Makes an empty folder that is to be `target`. What an ended process left of another is removed.
     ///
     /// # Errors
     /// `target` names no folder, or the disk can't be written.
     pub fn create(target: &Path) -> io::Result<Self> {
-        let partial = beside(target, "", Self::ENDING)?;
+        let (partial, replaced) = (beside(target, "", Self::ENDING)?, beside(target, "", Self::REPLACED)?);
+        match (target.exists(), replaced.exists()) {
+            (true, true) => fs::remove_dir_all(&replaced)?,
+            (false, true) => fs::rename(&replaced, target)?,
+            (_, false) => {}
+        }
         if partial.exists() {
             fs::remove_dir_all(&partial)?;
         }
@@ -138,12 +148,16 @@ impl PartialFolder {
     /// Takes the target's name, replacing a folder that has it.
     ///
     /// # Errors
-    /// The old folder can't be removed, or the new one renamed.
+    /// The old folder can't be moved away, which stays then, or the new one renamed.
     pub fn finish(self) -> io::Result<()> {
-        if self.0.target.exists() {
-            fs::remove_dir_all(&self.0.target)?;
+        let target = self.0.target.clone();
+        if !target.exists() {
+            return self.0.take_name();
         }
-        self.0.take_name()
+        let replaced = beside(&target, "", Self::REPLACED)?;
+        fs::rename(&target, &replaced)?;
+        self.0.take_name().inspect_err(|_| drop(fs::rename(&replaced, &target)))?;
+        fs::remove_dir_all(&replaced)
     }
 }
 
@@ -248,6 +262,14 @@ mod tests {
         std::mem::forget(unfinished("half"));
         unfinished("new").finish().unwrap();
         assert!(path.join("new").exists() && !path.join("old").exists() && folder.names() == ["model"]);
+        // Ended between the two renames: the old one comes back. Ended after them: what was replaced goes.
+        let replaced = folder.0.join("model.replaced");
+        fs::rename(&path, &replaced).unwrap();
+        drop(unfinished("half"));
+        assert!(path.join("new").exists() && folder.names() == ["model"]);
+        fs::create_dir(&replaced).unwrap();
+        drop(unfinished("half"));
+        assert!(path.join("new").exists() && folder.names() == ["model"]);
     }
 
     #[test]

@@ -269,8 +269,10 @@ pub fn checkpoints(folder: &Path, options: &RunOptions) -> Checkpoints {
 }
 
 /// The folders that a run in `folder` writes, and removes with what is in them.
-pub fn folders(folder: &Path) -> [PathBuf; 5] {
-    ["model", "model.unfinished", "adapter", "adapter.unfinished", "checkpoints"].map(|name| folder.join(name))
+pub fn folders(folder: &Path) -> Vec<PathBuf> {
+    let beside = ["", PartialFolder::ENDING, PartialFolder::REPLACED];
+    let finished = FINISHED.iter().flat_map(|name| beside.map(|ending| folder.join(format!("{name}{ending}"))));
+    finished.chain([folder.join("checkpoints")]).collect()
 }
 
 /// Removes what a run left in `folder`, and nothing else that is there.
