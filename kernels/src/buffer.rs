@@ -237,7 +237,9 @@ impl Pool {
     }
 
     fn give_back(&self) {
-        for (taken, addresses) in self.free().drain() {
+        // Not under the lock: a thread that records may want it, and giving back waits for that thread.
+        let free = std::mem::take(&mut *self.free());
+        for (taken, addresses) in free {
             for address in addresses {
                 self.shared.free(address, taken);
                 self.held.fetch_sub(taken, Relaxed);
@@ -263,7 +265,7 @@ impl Drop for Pool {
 impl Shared {
     /// Takes `bytes` from the driver.
     fn allocate(&self, bytes: usize, operation: &'static str) -> Result<u64> {
-        self.bind()?;
+        let _turn = self.bind()?;
         let held = self.held.load(Relaxed);
         let budget = self.budget.load(Relaxed);
         if held.saturating_add(bytes) > budget {
@@ -290,8 +292,7 @@ impl Shared {
         // A failure here has been an error of an earlier call, or comes again with the next.
         let _ = self
             .bind()
-            .and_then(|()| call!(cuStreamSynchronize(self.stream)))
-            .and_then(|()| call!(cuMemFree_v2(address)));
+            .and_then(|_turn| call!(cuStreamSynchronize(self.stream)).and_then(|()| call!(cuMemFree_v2(address))));
         self.held.fetch_sub(bytes, Relaxed);
     }
 }

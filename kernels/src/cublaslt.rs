@@ -92,7 +92,7 @@ impl CublasLt {
             return Err(Error::CublasLtMissing);
         }
         let shared = gpu.inner.shared.clone();
-        shared.bind()?;
+        let _turn = shared.bind()?;
         let handle = gpu.with_room("cuBLASLt", || result::create_handle().map_err(failed("cublasLtCreate")))?;
         Ok(Self { handle, choice_rows, algorithms: Mutex::default(), sized: Mutex::default(), shared })
     }
@@ -107,7 +107,7 @@ impl CublasLt {
         if call.rows == 0 || call.outputs == 0 {
             return Ok(());
         }
-        self.shared.bind()?;
+        let _turn = self.shared.bind()?;
         let Some(algorithm) = self.algorithm_for(call)? else { return gemm(gpu, call) };
         let problem = Problem::new(&Shape::of(call), call.rows, addresses.bias)?;
         // Where the algorithm does not serve so few rows, they must not quietly be summed in another order.
@@ -194,7 +194,7 @@ impl CublasLt {
     /// # Errors
     /// The library fails.
     pub fn algorithm(&self, call: &Product<'_>) -> Result<Option<Algorithm>> {
-        self.shared.bind()?;
+        let _turn = self.shared.bind()?;
         use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
         Ok(self.algorithm_for(call)?.map(|algorithm| {
             // A number that this version of the library does not know is shown as 0.
@@ -245,7 +245,7 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         // Nothing can be done about a failure at the end.
-        let _ = self.shared.bind();
+        let _turn = self.shared.bind();
         // SAFETY: the handle is alive until here.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }

@@ -17,6 +17,7 @@ use crate::{
     images,
     launch::Function,
     profile::Recorder,
+    turn::Turn,
 };
 
 /// What is known of a card.
@@ -59,6 +60,8 @@ pub(crate) struct Inner {
     pub(crate) overlap: bool,
     /// Where the memory of passes comes from now.
     pub(crate) pool: Mutex<Arc<Pool>>,
+    /// Held while a graph is captured: its kernels have a pool of their own.
+    pub(crate) capturing: Mutex<()>,
     pub(crate) functions: Mutex<Loaded>,
     /// Times kernels while a profile is taken.
     pub(crate) recorder: Recorder,
@@ -96,14 +99,16 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Makes the context this thread's.
-    pub(crate) fn bind(&self) -> Result<()> {
-        call!(cuCtxSetCurrent(self.context))
+    /// Makes the context this thread's, for a turn at the driver.
+    pub(crate) fn bind(&self) -> Result<Turn> {
+        let turn = Turn::shared();
+        call!(cuCtxSetCurrent(self.context))?;
+        Ok(turn)
     }
 
     /// Bytes free and bytes in all.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
-        self.bind()?;
+        let _turn = self.bind()?;
         let (mut free, mut total) = (0, 0);
         call!(cuMemGetInfo_v2(&mut free, &mut total))?;
         Ok((free, total))
@@ -113,7 +118,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         // Nothing can be done about a failure at the end.
-        let _ = self.bind();
+        let _turn = self.bind();
         let _ = call!(cuStreamSynchronize(self.stream));
         let _ = call!(cuStreamDestroy_v2(self.stream));
         let _ = call!(cuDevicePrimaryCtxRelease_v2(self.device));
@@ -138,6 +143,7 @@ impl Gpu {
             sys::CUresult::CUDA_ERROR_STUB_LIBRARY => return Err(Error::NoDriver),
             other => return Err(crate::driver::failure("cuInit", other)),
         }
+        let _turn = Turn::shared();
         let mut version = 0;
         call!(cuDriverGetVersion(&mut version))?;
         let driver = served(version)?;
@@ -157,27 +163,23 @@ impl Gpu {
         if images().is_empty() {
             return Err(Error::NoKernels);
         }
-        let mut context = std::ptr::null_mut();
-        call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
         let mut shared = Shared {
             device,
-            context,
+            context: context(device)?,
             stream: std::ptr::null_mut(),
             held: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             budget: AtomicUsize::new(usize::MAX),
         };
-        shared.bind()?;
-        // The driver keeps room for the stack of every thread that the card can hold, by default 1 KiB each, 264 MiB on an
-        // H200. It makes more when a kernel needs more. Where it keeps the room, nothing is lost.
-        let _ = call!(cuCtxSetLimit(sys::CUlimit::CU_LIMIT_STACK_SIZE, 0));
+        let _turn = shared.bind()?;
         call!(cuStreamCreate(&mut shared.stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32))?;
         let shared = Arc::new(shared);
         // Captured overlap became edges of graphs with CUDA 12.3.
         let overlap = major >= 9 && properties.driver >= (12, 3) && !ironloom_core::is_off("overlap");
         let pool = Mutex::new(Arc::new(Pool::new(shared.clone())));
         let (functions, recorder) = (Mutex::default(), Recorder::default());
-        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, functions, recorder }) })
+        let capturing = Mutex::default();
+        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, capturing, functions, recorder }) })
     }
 
     /// Whether both are one opened device, and so one stream.
@@ -227,8 +229,9 @@ impl Gpu {
     /// # Errors
     /// There is no room: the error names `operation`.
     pub fn allocate(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
-        let pool = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        pool.allocate(bytes, operation)
+        // What a graph is recorded in is for its kernels alone.
+        let _turn = Turn::shared();
+        self.pool().allocate(bytes, operation)
     }
 
     /// Memory that goes back to the driver when it is dropped, with undefined contents: weights, caches.
@@ -261,7 +264,12 @@ impl Gpu {
 
     /// Gives unused memory of passes back to the driver.
     pub fn trim(&self) {
-        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).trim();
+        self.pool().trim();
+    }
+
+    /// Where the memory of passes comes from now.
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Writes `bytes` to the start of `to`; they may change as soon as this returns.
@@ -273,7 +281,7 @@ impl Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         call!(cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), self.inner.shared.stream))
     }
 
@@ -283,7 +291,7 @@ impl Gpu {
     /// `from` is shorter, or something before failed.
     pub fn read(&self, from: Slice<'_>, bytes: &mut [u8]) -> Result<()> {
         let address = from.expect("read", "the source's size in bytes", bytes.len())?;
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         if !bytes.is_empty() {
             let stream = self.inner.shared.stream;
             call!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), stream))?;
@@ -300,7 +308,7 @@ impl Gpu {
         if from.bytes() == 0 {
             return Ok(());
         }
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         call!(cuMemcpyDtoDAsync_v2(address, from.address(), from.bytes(), self.inner.shared.stream))
     }
 
@@ -312,7 +320,7 @@ impl Gpu {
         if to.bytes() == 0 {
             return Ok(());
         }
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         call!(cuMemsetD8Async(to.address(), 0, to.bytes(), self.inner.shared.stream))
     }
 
@@ -321,7 +329,7 @@ impl Gpu {
     /// # Errors
     /// Something before failed.
     pub fn synchronize(&self) -> Result<()> {
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         call!(cuStreamSynchronize(self.inner.shared.stream))
     }
 }
@@ -330,6 +338,23 @@ impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Gpu({})", self.inner.properties.name)
     }
+}
+
+/// The context that all users of a device in this process share, which is this thread's afterwards.
+fn context(device: sys::CUdevice) -> Result<sys::CUcontext> {
+    /// Held by the thread that may be making it.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut flags, mut is_used, mut context) = (0, 0, std::ptr::null_mut());
+    call!(cuDevicePrimaryCtxGetState(device, &mut flags, &mut is_used))?;
+    call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
+    if is_used == 0 && call!(cuCtxSetCurrent(context)).is_ok() {
+        // The driver keeps room for the stack of every thread that the card can hold, by default 1 KiB each, 264 MiB on an
+        // H200. It makes more when a kernel needs more. Where it keeps the room, nothing is lost. Kernels that run while the
+        // limit is set fail (error 719), so a context that others use already stays as it is.
+        let _ = call!(cuCtxSetLimit(sys::CUlimit::CU_LIMIT_STACK_SIZE, 0));
+    }
+    Ok(context)
 }
 
 /// The newest CUDA that a driver serves, major and minor number, from the driver's number for it.

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys;
 
-use crate::{Error, Gpu, Result, buffer::Pool, driver::call, gpu::Shared};
+use crate::{Error, Gpu, Result, buffer::Pool, driver::call, gpu::Shared, turn::Turn};
 
 /// A captured sequence of kernels. Replays touch the same addresses each time: what changes between them (tokens, positions,
 /// addresses of caches) lies in device memory.
@@ -21,8 +21,8 @@ unsafe impl Send for Graph {}
 
 impl Gpu {
     /// Captures what `work` puts into the stream. It is called twice: first for real, so that kernels are loaded and the
-    /// graph's memory is there, then recorded. Its second result is given back with the graph. No other thread may use the
-    /// device meanwhile: what it put into the stream would be recorded too, with the addresses of its host memory.
+    /// graph's memory is there, then recorded, while the calls of all other threads wait: `work` may not wait for theirs. Its
+    /// second result is given back with the graph.
     ///
     /// # Errors
     /// Those of `work` and of the driver.
@@ -34,12 +34,15 @@ impl Gpu {
         let swap = |pool: Arc<Pool>| {
             std::mem::replace(&mut *self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner), pool)
         };
-        let general = self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let _capturing = self.inner.capturing.lock().unwrap_or_else(PoisonError::into_inner);
+        let general = self.pool();
         let pool = Arc::new(Pool::of_graph(general.clone()));
         swap(pool.clone());
+        let mut alone = None;
         let captured = work().and_then(|first| {
             drop(first);
             self.synchronize()?;
+            alone = Some(Turn::alone());
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             call!(cuStreamBeginCapture_v2(shared.stream, mode))?;
             let second = work();
@@ -49,8 +52,11 @@ impl Gpu {
             ended?;
             Ok((graph, second))
         });
+        // Before others have their turns: nobody else may be given what the graph works in.
         swap(general);
+        drop(alone);
         let (graph, result) = captured?;
+        let _turn = shared.bind()?;
         let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
         call!(cuGraphGetNodes(graph.0, std::ptr::null_mut(), &mut nodes))?;
         self.with_room("a graph", || call!(cuGraphInstantiateWithFlags(&mut executable, graph.0, 0)))?;
@@ -65,7 +71,7 @@ impl Gpu {
         if self.properties().driver < (12, 8) {
             return Err(Error::Unsupported { operation: "timing", what: "drivers before CUDA 12.8".into() });
         }
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         let mut raw = std::ptr::null_mut();
         call!(cuEventCreate(&mut raw, 0))?;
         let event = Event { shared: self.inner.shared.clone(), raw };
@@ -89,7 +95,7 @@ impl Drop for Recorded {
 impl Shared {
     /// Whether what is put into the stream is recorded instead of run.
     pub(crate) fn is_capturing(&self) -> Result<bool> {
-        self.bind()?;
+        let _turn = self.bind()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         call!(cuStreamIsCapturing(self.stream, &mut status))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
@@ -102,7 +108,7 @@ impl Graph {
     /// # Errors
     /// The driver fails.
     pub fn replay(&self) -> Result<()> {
-        self.shared.bind()?;
+        let _turn = self.shared.bind()?;
         call!(cuGraphLaunch(self.executable, self.shared.stream))
     }
 
@@ -120,7 +126,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         // Nothing can be done about a failure at the end.
-        let _ = self.shared.bind();
+        let _turn = self.shared.bind();
         let _ = call!(cuStreamSynchronize(self.shared.stream));
         let _ = call!(cuGraphExecDestroy(self.executable));
     }
@@ -144,7 +150,7 @@ impl Event {
     /// # Errors
     /// Something before failed.
     pub fn seconds_since(&self, earlier: &Self) -> Result<f64> {
-        self.shared.bind()?;
+        let _turn = self.shared.bind()?;
         call!(cuEventSynchronize(self.raw))?;
         let mut milliseconds = 0.0;
         call!(cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw))?;
@@ -154,7 +160,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _ = self.shared.bind();
+        let _turn = self.shared.bind();
         let _ = call!(cuEventDestroy_v2(self.raw));
     }
 }

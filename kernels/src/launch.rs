@@ -85,11 +85,12 @@ const PLAIN_SHARED_BYTES: u32 = 48 << 10;
 impl Gpu {
     /// The kernel `name` of `cuda/<image>.cu`.
     pub(crate) fn function(&self, image: &'static str, name: &'static str) -> Result<Function> {
+        // Before the lock: a thread that records may want it, and this one waits for that.
+        let _turn = self.inner.shared.bind()?;
         let mut loaded = self.inner.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = loaded.functions.get(&(image, name)) {
             return Ok(function.clone());
         }
-        self.inner.shared.bind()?;
         let missing = Error::NoKernel { image, kernel: name };
         let module = match loaded.modules.get(image) {
             Some(module) => module.0,
@@ -149,7 +150,7 @@ impl Gpu {
         if launch.grid.contains(&0) {
             return Ok(());
         }
-        self.inner.shared.bind()?;
+        let _turn = self.inner.shared.bind()?;
         if launch.shared_bytes > function.shared_bytes.load(Relaxed) {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             call!(cuFuncSetAttribute(function.raw, attribute, launch.shared_bytes as i32))?;

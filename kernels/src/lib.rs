@@ -68,6 +68,7 @@ mod routed;
 mod routed_training;
 mod sample;
 mod tensor_map;
+mod turn;
 mod weights;
 
 pub use adamw_8bit::{AdamW8bit, adamw_8bit};

@@ -26,7 +26,7 @@ impl Gpu {
     /// The host has no room.
     pub fn mapped(&self, bytes: usize) -> Result<Mapped> {
         let shared = self.inner.shared.clone();
-        shared.bind()?;
+        let _turn = shared.bind()?;
         let mut host = std::ptr::null_mut();
         let asked = bytes.max(8);
         call!(cuMemHostAlloc(&mut host, asked, sys::CU_MEMHOSTALLOC_DEVICEMAP))
@@ -88,7 +88,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // The device may still write to it; nothing can be done about a failure at the end.
-        let _ = self.shared.bind();
+        let _turn = self.shared.bind();
         let _ = call!(cuStreamSynchronize(self.shared.stream));
         let _ = call!(cuMemFreeHost(self.host.as_ptr()));
     }

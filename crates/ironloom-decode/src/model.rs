@@ -56,7 +56,12 @@ pub trait LanguageModel {
     /// # Errors
     /// [`Error::NoRoomForSteps`]: the host chooses every id from then on, which is slower and gives the same ids. Another
     /// where the device fails.
-    fn steps(&self, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<Self::Cache>>>> {
+    fn steps(
+        self: &Arc<Self>,
+        device: &Device,
+        rows: usize,
+        sampled: bool,
+    ) -> Result<Option<Box<dyn Steps<Self::Cache>>>> {
         let _ = (device, rows, sampled);
         Ok(None)
     }
@@ -114,7 +119,7 @@ impl LanguageModel for Model {
         Ok(())
     }
 
-    fn steps(&self, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<KvCache>>>> {
+    fn steps(self: &Arc<Self>, device: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<KvCache>>>> {
         let steps = CudaSteps::new(self, device, rows, sampled)?;
         Ok(steps.map(|steps| Box::new(steps) as Box<dyn Steps<KvCache>>))
     }

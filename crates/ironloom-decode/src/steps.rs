@@ -5,6 +5,8 @@
 //! it reads each id from its own memory some microseconds after it was made. Steps that turn out to be one too many (an end
 //! token, a stop string) have only written positions that nobody counts.
 
+use std::sync::Arc;
+
 use ironloom_kernels::{Buffer, Gpu, Graph, SampleOptions};
 use ironloom_lm::Model;
 use ironloom_nn::KvCache;
@@ -64,11 +66,12 @@ pub trait Steps<C>: Send {
 /// Steps of a [`Model`] on a graphics card.
 #[derive(Debug)]
 pub struct CudaSteps {
-    device: Device,
+    graph: Graph,
+    /// What the graph reads and writes lies in these, so they live as long; nobody changes a model that is shared.
+    model: Arc<Model>,
     table: KvTable,
     next: NextIds,
-    graph: Graph,
-    context: usize,
+    device: Device,
     /// Rows taken on.
     rows: usize,
     /// The ids so far of rows with penalties.
@@ -83,8 +86,8 @@ impl CudaSteps {
     ///
     /// # Errors
     /// [`Error::NoRoomForSteps`]; [`Error::OtherDevice`]; or the device fails.
-    pub fn new(model: &Model, device: &Device, rows: usize, sampled: bool) -> Result<Option<Self>> {
-        check_device(model, device)?;
+    pub fn new(model: &Arc<Model>, device: &Device, rows: usize, sampled: bool) -> Result<Option<Self>> {
+        check_device(model.as_ref(), device)?;
         let Device::Cuda(cuda) = device else { return Ok(None) };
         if ironloom_core::is_off("graph") || rows == 0 || rows > MOST_ROWS {
             return Ok(None);
@@ -94,7 +97,13 @@ impl CudaSteps {
         })
     }
 
-    fn capture(model: &Model, device: &Device, gpu: &Gpu, rows: usize, sampled: bool) -> ironloom_lm::Result<Self> {
+    fn capture(
+        model: &Arc<Model>,
+        device: &Device,
+        gpu: &Gpu,
+        rows: usize,
+        sampled: bool,
+    ) -> ironloom_lm::Result<Self> {
         let (config, cache) = (model.config(), model.new_cache());
         let table = KvTable::new(device, rows, config.heads, cache.layers(), config.context_length)?;
         let next = NextIds::new(device, rows, config.vocab_size)?;
@@ -104,10 +113,8 @@ impl CudaSteps {
         let (graph, ()) = gpu.capture(step)?;
         // Capturing has made one step for real.
         let launched = 1;
-        let context = config.context_length;
-        let device = device.clone();
-        let histories = Vec::new();
-        Ok(Self { device, table, next, graph, context, rows: 0, histories, launched, taken: launched })
+        let (model, device, histories) = (model.clone(), device.clone(), Vec::new());
+        Ok(Self { graph, model, table, next, device, rows: 0, histories, launched, taken: launched })
     }
 
     /// Kernels and copies of a step.
@@ -122,7 +129,7 @@ impl CudaSteps {
         if options.has_penalties() {
             const NAME: &str = "ids so far";
             let gpu = self.device.card(NAME).map_err(failed)?.gpu();
-            let buffer = gpu.allocate_lasting(4 * (self.context + 1), NAME).map_err(failed)?;
+            let buffer = gpu.allocate_lasting(4 * (self.model.config().context_length + 1), NAME).map_err(failed)?;
             gpu.write(buffer.slice(), bytemuck::cast_slice(row.ids)).map_err(failed)?;
             history = buffer.slice().address();
             self.histories.push(buffer);

@@ -276,14 +276,8 @@ template <int WIDTH> struct HopperBackward {
         const int rows = (OF_KEYS ? call.keys : call.rows) - item.first_row;
         const int columns = OF_KEYS ? call.rows : call.keys, heads = OF_KEYS ? call.heads / call.kv_heads : 1;
         const uint32_t base = shared_address(&shared());
-        const auto release_item = [&] {
-            __syncwarp();
-            if (lane == 0) arrive(base + offsetof(Shared, item_empty));
-        };
-        const auto release = [&](int slot) {
-            __syncwarp();
-            if (lane == 0) arrive(base + offsetof(Shared, empty) + slot * 8);
-        };
+        const auto release_item = [&] { arrive(base + offsetof(Shared, item_empty)); };
+        const auto release = [&](int slot) { arrive(base + offsetof(Shared, empty) + slot * 8); };
         const auto wait_for_tile = [&] { wait_for_phase(base + offsetof(Shared, full) + ring.slot * 8, ring.parity); };
         const auto skip = [&](int tiles) {
 #pragma unroll 1
@@ -497,10 +491,10 @@ template <int WIDTH> struct HopperBackward {
             for (int slot = 0; slot < STAGES; slot++) {
                 // Each lane of the producer, and the announcement of bytes.
                 initialize_barrier(base + offsetof(Shared, full) + slot * 8, WARP + 1);
-                initialize_barrier(base + offsetof(Shared, empty) + slot * 8, CONSUMER_WARPS);
+                initialize_barrier(base + offsetof(Shared, empty) + slot * 8, CONSUMER_WARPS * WARP);
             }
             initialize_barrier(base + offsetof(Shared, item_full), WARP + 1);
-            initialize_barrier(base + offsetof(Shared, item_empty), CONSUMER_WARPS);
+            initialize_barrier(base + offsetof(Shared, item_empty), CONSUMER_WARPS * WARP);
             publish_barriers();
         }
         __syncthreads();

@@ -70,6 +70,7 @@ template <int WIDTH, int CONSUMERS, int STAGES> struct HopperForward {
     };
     // Behind queries, keys and values in shared memory.
     struct Control {
+        // Every thread that multiplies says itself that it has read `work`: racecheck sees an order in that alone.
         uint64_t queries_full, queries_empty;
         uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
         Work work;
@@ -410,7 +411,7 @@ template <int WIDTH, int CONSUMERS, int STAGES> struct HopperForward {
                     }
                     pack_operand(scores, p);
                 }
-                release(control.queries_empty);
+                arrive(shared_address(&control.queries_empty));
                 wait_for_phase(shared_address(&control.values_full[number % STAGES]), phase(number));
                 begin_products();
                 multiply_values(p, values + stage(number), sums);
@@ -420,7 +421,7 @@ template <int WIDTH, int CONSUMERS, int STAGES> struct HopperForward {
                 release(control.values_empty[number % STAGES]);
                 pass_tiles(count + own_end - first, end - own_end, end - own_end, group);
             } else {
-                release(control.queries_empty);
+                arrive(shared_address(&control.queries_empty));
             }
             store(head, batch, row, sums, maximum, denominator);
             count += end - first;
@@ -438,7 +439,7 @@ template <int WIDTH, int CONSUMERS, int STAGES> struct HopperForward {
         const HopperForward state{call, control, queries, keys, keys + STAGES * STAGE_BYTES};
         if (threadIdx.x == 0) {
             initialize_barrier(shared_address(&control.queries_full), 1);
-            initialize_barrier(shared_address(&control.queries_empty), 4 * CONSUMERS);
+            initialize_barrier(shared_address(&control.queries_empty), WARPGROUP * CONSUMERS);
             for (int i = 0; i < STAGES; i++) {
                 initialize_barrier(shared_address(&control.keys_full[i]), 1);
                 initialize_barrier(shared_address(&control.values_full[i]), 1);

@@ -84,7 +84,7 @@ struct Place {
 // Where there are few blocks, those with most work start first, so that no long one is left for the end: every block
 // ranks all tiles by `work(tile)`, and takes the one of its own rank. Where there are many, all tiles of a head follow
 // each other, which keeps its keys and values in the second-level cache; `descending`: the last tile first. `scratch`
-// is shared memory for tiles + 1 numbers, free again on return.
+// is shared memory for as many numbers as tiles, free again on return.
 template <typename Work>
 __device__ __forceinline__ Place place_of_block(int block, int tiles, int heads, bool by_length, bool descending,
                                                 int *scratch, const Work &work) {
@@ -93,6 +93,7 @@ __device__ __forceinline__ Place place_of_block(int block, int tiles, int heads,
         return {descending ? tiles - 1 - tile : tile, block / tiles};
     }
     const int rank = block / heads;
+    int found = -1;
     for (int tile = threadIdx.x; tile < tiles; tile += THREADS) scratch[tile] = work(tile);
     __syncthreads();
     for (int tile = threadIdx.x; tile < tiles; tile += THREADS) {
@@ -102,10 +103,12 @@ __device__ __forceinline__ Place place_of_block(int block, int tiles, int heads,
             const int length = scratch[other];
             before += length > own || (length == own && other < tile);
         }
-        if (before == rank) scratch[tiles] = tile;
+        if (before == rank) found = tile;
     }
     __syncthreads();
-    const int tile = scratch[tiles];
+    if (found >= 0) *scratch = found;
+    __syncthreads();
+    const int tile = *scratch;
     __syncthreads();
     return {tile, block % heads};
 }

@@ -22,7 +22,7 @@ impl CublasLt {
         if call.size.contains(&0) {
             return Ok(());
         }
-        self.shared.bind()?;
+        let _turn = self.shared.bind()?;
         let shape = SizedShape::of(call);
         let problem = shape.problem()?;
         let places = Places { weight: b, x: a, start, out };

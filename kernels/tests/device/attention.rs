@@ -5,7 +5,7 @@ use ironloom_kernels::{Attention, Buffer, Error, Gpu, Kernels, Mask, attention, 
 use crate::{buffer, gpu, normals, read_bf16, read_f32, relative_error, round_bf16, upload_bf16};
 
 /// A batch of sequences and all their numbers, rounded.
-struct Case {
+pub(crate) struct Case {
     batch: usize,
     rows: usize,
     length: usize,
@@ -19,7 +19,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(sizes: [usize; 6], mask: Mask) -> Self {
+    pub(crate) fn new(sizes: [usize; 6], mask: Mask) -> Self {
         let [batch, rows, length, heads, kv_heads, head_width] = sizes;
         let draw = |seed, count| normals(seed, count).into_iter().map(round_bf16).collect();
         let history = batch * length * kv_heads * head_width;
@@ -71,8 +71,13 @@ impl Case {
         (out, log_sum_exp)
     }
 
-    /// The outputs and the log-sum-exp of a launch. Query rows and histories have NaN behind them.
-    fn run(&self, gpu: &Gpu, kernels: Kernels) -> (Vec<f32>, Vec<f32>) {
+    /// The outputs and the log-sum-exp of a launch.
+    pub(crate) fn run(&self, gpu: &Gpu, kernels: Kernels) -> (Vec<f32>, Vec<f32>) {
+        self.run_often(gpu, kernels, 1)
+    }
+
+    /// Those of the last of some launches. Query rows and histories have NaN behind them.
+    pub(crate) fn run_often(&self, gpu: &Gpu, kernels: Kernels, launches: usize) -> (Vec<f32>, Vec<f32>) {
         let Self { batch, rows, length, heads, kv_heads, head_width, mask, .. } = *self;
         let width = heads * head_width;
         let padded = |values: &[f32], part: usize, gap: usize| -> Buffer {
@@ -102,7 +107,9 @@ impl Case {
             scale: self.scale(),
             mask,
         };
-        attention_with(gpu, &call, kernels).unwrap();
+        for _ in 0..launches {
+            attention_with(gpu, &call, kernels).unwrap();
+        }
         (read_bf16(gpu, &out, batch * rows * width), read_f32(gpu, &log_sum_exp, batch * heads * rows))
     }
 
@@ -124,7 +131,7 @@ impl Case {
 }
 
 /// The kernels of this card, and those of every card.
-const BOTH: [Kernels; 2] = [Kernels::Fastest, Kernels::Portable];
+pub(crate) const BOTH: [Kernels; 2] = [Kernels::Fastest, Kernels::Portable];
 
 fn check(gpu: &Gpu, sizes: [usize; 6], mask: Mask) {
     let case = Case::new(sizes, mask);

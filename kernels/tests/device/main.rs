@@ -41,6 +41,7 @@ mod route_training;
 mod routed;
 mod routed_training;
 mod rows;
+mod threads;
 mod training_speed;
 
 /// The first device; none where there is no driver or card.

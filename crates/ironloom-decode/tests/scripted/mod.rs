@@ -92,7 +92,12 @@ impl LanguageModel for ScriptedModel {
         }
         if fails { Err(Failed(number)) } else { Ok(()) }
     }
-    fn steps(&self, _: &Device, rows: usize, sampled: bool) -> Result<Option<Box<dyn Steps<ScriptedCache>>>> {
+    fn steps(
+        self: &Arc<Self>,
+        _: &Device,
+        rows: usize,
+        sampled: bool,
+    ) -> Result<Option<Box<dyn Steps<ScriptedCache>>>> {
         let Some(log) = &self.device else { return Ok(None) };
         Ok(Some(Box::new(steps::ScriptedSteps::capture(self.rule(), log.clone(), rows, sampled)?)))
     }

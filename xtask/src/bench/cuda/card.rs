@@ -1,5 +1,7 @@
 //! The card that a process measures on: time by events, memory, random contents, and the model it holds.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result};
 use ironloom_core::Philox;
 use ironloom_kernels::{Buffer, CublasLt, Gpu};
@@ -32,7 +34,7 @@ pub(in crate::bench) enum Choice {
 pub(crate) struct Card {
     pub(super) device: Device,
     pub(super) gpu: Gpu,
-    model: Option<(Choice, Model)>,
+    model: Option<(Choice, Arc<Model>)>,
 }
 
 /// Elements of random contents before they repeat: no multiple of any row's length.
@@ -62,12 +64,12 @@ impl Card {
             }
         })?;
         eprintln!("{choice:?}: loaded in {time:.1} s");
-        self.model = Some((choice, model));
+        self.model = Some((choice, Arc::new(model)));
         Ok(())
     }
 
     /// The model it holds.
-    pub(super) fn model(&self) -> Result<&Model> {
+    pub(super) fn model(&self) -> Result<&Arc<Model>> {
         Ok(&self.model.as_ref().context("no model is loaded")?.1)
     }
 
