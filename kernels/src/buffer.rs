@@ -1,25 +1,20 @@
 //! Memory of the device, and parts of it.
 //!
 //! Lasting memory (weights, caches) is given back to the driver when its buffer is dropped. Memory of a pass comes from a
-//! pool: a dropped buffer is free for the next of its size at once, which is safe because everything runs in one stream. A
+//! pool: what a dropped buffer lay in is free for the next at once, which is safe because everything runs in one stream. A
 //! captured graph has a pool of its own, which lives as long as the graph replays into it and gives nothing back before.
 
 use std::{
+    cell::RefCell,
     collections::HashMap,
     marker::PhantomData,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
 
-use cudarc::driver::sys;
-
-use crate::{
-    Error, Result,
-    driver::{self, call},
-    gpu::Shared,
-};
+use crate::{Error, Result, arena::Arena, driver::call, gpu::Shared, turn::Turn};
 
 /// Memory of the device. Cloning shares it.
 #[derive(Clone)]
@@ -183,19 +178,29 @@ pub fn lasting_bytes(bytes: usize) -> usize {
     bytes.max(1).checked_next_multiple_of(step).unwrap_or(usize::MAX)
 }
 
-/// Freed memory by size, for the next of that size.
+/// Memory of passes, in use and free.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    free: Mutex<HashMap<usize, Vec<u64>>>,
+    free: Mutex<Free>,
     /// Bytes it holds, in use or free.
     held: AtomicUsize,
     /// Of a graph's pool: the one beside it, which may have memory that nobody uses.
     beside: Option<Arc<Pool>>,
 }
 
+/// What a pool has that is not in use.
+enum Free {
+    /// Places of any size.
+    Places(Arena),
+    /// Where a driver cannot map memory: pieces by size, each for the next of its size.
+    Sizes(HashMap<usize, Vec<u64>>),
+}
+
 impl Pool {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, free: Mutex::default(), held: AtomicUsize::new(0), beside: None }
+        let arena = (!ironloom_core::is_off("arena")).then(|| Arena::new(&shared).ok()).flatten();
+        let free = Mutex::new(arena.map_or_else(|| Free::Sizes(HashMap::new()), Free::Places));
+        Self { shared, free, held: AtomicUsize::new(0), beside: None }
     }
 
     /// The pool of a graph. What it has taken it keeps: the graph is recorded in the memory that its kernels ran in.
@@ -212,20 +217,26 @@ impl Pool {
 
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, operation: &'static str) -> Result<Buffer> {
         let taken = pass_bytes(bytes)?;
-        let reused = self.free().get_mut(&taken).and_then(Vec::pop);
-        let address = match reused {
-            Some(address) => address,
-            None => {
-                let address = self.shared.allocate(taken, operation).or_else(|error| {
-                    // What lies unused in other sizes may make the room.
-                    self.trim();
-                    self.shared.allocate(taken, operation).map_err(|_| error)
-                })?;
-                self.held.fetch_add(taken, Relaxed);
-                address
-            }
-        };
+        let address = self.take(taken, operation).or_else(|error| {
+            // What lies unused may make the room.
+            self.trim();
+            self.take(taken, operation).map_err(|_| error)
+        })?;
         Ok(Buffer { memory: Arc::new(Memory { address, bytes, taken, home: Home::Pool(self.clone()) }) })
+    }
+
+    fn take(&self, taken: usize, operation: &'static str) -> Result<u64> {
+        // The turn before the lock: a thread that records may want the lock, and this one waits for that.
+        let _turn = Turn::shared();
+        let (address, grown) = match &mut *self.free() {
+            Free::Places(arena) => arena.take(&self.shared, taken, operation)?,
+            Free::Sizes(free) => match free.get_mut(&taken).and_then(Vec::pop) {
+                Some(address) => (address, 0),
+                None => (self.shared.allocate(taken, operation)?, taken),
+            },
+        };
+        self.held.fetch_add(grown, Relaxed);
+        Ok(address)
     }
 
     /// Gives unused memory back to the driver: of a graph's pool that of the one beside it. Nothing while a stream is
@@ -237,21 +248,32 @@ impl Pool {
     }
 
     fn give_back(&self) {
-        // Not under the lock: a thread that records may want it, and giving back waits for that thread.
-        let free = std::mem::take(&mut *self.free());
-        for (taken, addresses) in free {
-            for address in addresses {
-                self.shared.free(address, taken);
-                self.held.fetch_sub(taken, Relaxed);
+        // A failure here has been an error of an earlier call, or comes again with the next.
+        let _turn = self.shared.bind();
+        let _ = call!(cuStreamSynchronize(self.shared.stream));
+        let given = match &mut *self.free() {
+            Free::Places(arena) => {
+                let given = arena.trim();
+                self.shared.held.fetch_sub(given, Relaxed);
+                given
             }
-        }
+            Free::Sizes(free) => {
+                let pieces =
+                    free.drain().flat_map(|(taken, addresses)| addresses.into_iter().map(move |at| (at, taken)));
+                pieces.inspect(|&(address, taken)| self.shared.free(address, taken)).map(|(_, taken)| taken).sum()
+            }
+        };
+        self.held.fetch_sub(given, Relaxed);
     }
 
     fn take_back(&self, address: u64, taken: usize) {
-        self.free().entry(taken).or_default().push(address);
+        match &mut *self.free() {
+            Free::Places(arena) => arena.give_back(address, taken),
+            Free::Sizes(free) => free.entry(taken).or_default().push(address),
+        }
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Vec<u64>>> {
+    fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -262,28 +284,61 @@ impl Drop for Pool {
     }
 }
 
+thread_local! {
+    /// The pools that this thread is within, the innermost last.
+    static WITHIN: RefCell<Vec<Arc<Pool>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While it lives, the memory of this thread's passes comes from a pool of its own.
+#[must_use]
+pub(crate) struct Within(PhantomData<*const ()>);
+
+impl Within {
+    pub(crate) fn new(pool: Arc<Pool>) -> Self {
+        WITHIN.with_borrow_mut(|pools| pools.push(pool));
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        // Outside of the borrow: it may be the pool's last.
+        let _pool = WITHIN.with_borrow_mut(Vec::pop);
+    }
+}
+
+/// The pool of a device that this thread is within.
+pub(crate) fn pool_of_thread(shared: &Arc<Shared>) -> Option<Arc<Pool>> {
+    WITHIN.with_borrow(|pools| pools.iter().rev().find(|pool| Arc::ptr_eq(&pool.shared, shared)).cloned())
+}
+
 impl Shared {
     /// Takes `bytes` from the driver.
     fn allocate(&self, bytes: usize, operation: &'static str) -> Result<u64> {
+        let mut address = 0;
+        self.take(bytes, operation, || call!(cuMemAlloc_v2(&mut address, bytes)))?;
+        Ok(address)
+    }
+
+    /// Takes `bytes` from the driver by `take`.
+    pub(crate) fn take(&self, bytes: usize, operation: &'static str, take: impl FnOnce() -> Result<()>) -> Result<()> {
         let _turn = self.bind()?;
         let held = self.held.load(Relaxed);
         let budget = self.budget.load(Relaxed);
         if held.saturating_add(bytes) > budget {
             return Err(Error::OverBudget { operation, asked: bytes, held, budget });
         }
-        let mut address = 0;
-        // SAFETY: the driver writes one address.
-        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
-            sys::CUresult::CUDA_SUCCESS => {
-                let before = self.held.fetch_add(bytes, Relaxed);
-                self.peak.fetch_max(before + bytes, Relaxed);
-                Ok(address)
-            }
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+        match take() {
+            Err(error) if error.is_out_of_memory() => {
                 let (free, total) = self.memory()?;
                 Err(Error::OutOfMemory { operation, asked: bytes, free, total, held })
             }
-            other => Err(driver::failure("cuMemAlloc", other)),
+            Err(error) => Err(error),
+            Ok(()) => {
+                let before = self.held.fetch_add(bytes, Relaxed);
+                self.peak.fetch_max(before + bytes, Relaxed);
+                Ok(())
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use cudarc::driver::sys;
 
 use crate::{
     Buffer, Error, Result, Slice,
-    buffer::Pool,
+    buffer::{Pool, pool_of_thread},
     driver::{call, once_more},
     images,
     launch::Function,
@@ -58,10 +58,8 @@ pub(crate) struct Inner {
     properties: Properties,
     /// Whether consecutive kernels may overlap.
     pub(crate) overlap: bool,
-    /// Where the memory of passes comes from now.
-    pub(crate) pool: Mutex<Arc<Pool>>,
-    /// Held while a graph is captured: its kernels have a pool of their own.
-    pub(crate) capturing: Mutex<()>,
+    /// Where the memory of passes comes from, unless a thread is within another pool.
+    pool: Arc<Pool>,
     pub(crate) functions: Mutex<Loaded>,
     /// Times kernels while a profile is taken.
     pub(crate) recorder: Recorder,
@@ -104,6 +102,10 @@ impl Shared {
         let turn = Turn::shared();
         call!(cuCtxSetCurrent(self.context))?;
         Ok(turn)
+    }
+
+    pub(crate) fn device(&self) -> sys::CUdevice {
+        self.device
     }
 
     /// Bytes free and bytes in all.
@@ -176,10 +178,9 @@ impl Gpu {
         let shared = Arc::new(shared);
         // Captured overlap became edges of graphs with CUDA 12.3.
         let overlap = major >= 9 && properties.driver >= (12, 3) && !ironloom_core::is_off("overlap");
-        let pool = Mutex::new(Arc::new(Pool::new(shared.clone())));
+        let pool = Arc::new(Pool::new(shared.clone()));
         let (functions, recorder) = (Mutex::default(), Recorder::default());
-        let capturing = Mutex::default();
-        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, capturing, functions, recorder }) })
+        Ok(Self { inner: Arc::new(Inner { shared, properties, overlap, pool, functions, recorder }) })
     }
 
     /// Whether both are one opened device, and so one stream.
@@ -229,8 +230,6 @@ impl Gpu {
     /// # Errors
     /// There is no room: the error names `operation`.
     pub fn allocate(&self, bytes: usize, operation: &'static str) -> Result<Buffer> {
-        // What a graph is recorded in is for its kernels alone.
-        let _turn = Turn::shared();
         self.pool().allocate(bytes, operation)
     }
 
@@ -267,9 +266,9 @@ impl Gpu {
         self.pool().trim();
     }
 
-    /// Where the memory of passes comes from now.
+    /// Where the memory of this thread's passes comes from now.
     pub(crate) fn pool(&self) -> Arc<Pool> {
-        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        pool_of_thread(&self.inner.shared).unwrap_or_else(|| self.inner.pool.clone())
     }
 
     /// Writes `bytes` to the start of `to`; they may change as soon as this returns.

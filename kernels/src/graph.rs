@@ -1,10 +1,16 @@
 //! Captured work that is replayed with one call, and events that time it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::{Error, Gpu, Result, buffer::Pool, driver::call, gpu::Shared, turn::Turn};
+use crate::{
+    Error, Gpu, Result,
+    buffer::{Pool, Within},
+    driver::call,
+    gpu::Shared,
+    turn::Turn,
+};
 
 /// A captured sequence of kernels. Replays touch the same addresses each time: what changes between them (tokens, positions,
 /// addresses of caches) lies in device memory.
@@ -31,18 +37,12 @@ impl Gpu {
         mut work: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<(Graph, T), E> {
         let shared = &self.inner.shared;
-        let swap = |pool: Arc<Pool>| {
-            std::mem::replace(&mut *self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner), pool)
-        };
-        let _capturing = self.inner.capturing.lock().unwrap_or_else(PoisonError::into_inner);
-        let general = self.pool();
-        let pool = Arc::new(Pool::of_graph(general.clone()));
-        swap(pool.clone());
-        let mut alone = None;
+        let pool = Arc::new(Pool::of_graph(self.pool()));
+        let within = Within::new(pool.clone());
         let captured = work().and_then(|first| {
             drop(first);
             self.synchronize()?;
-            alone = Some(Turn::alone());
+            let _turn = Turn::alone();
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             call!(cuStreamBeginCapture_v2(shared.stream, mode))?;
             let second = work();
@@ -52,9 +52,7 @@ impl Gpu {
             ended?;
             Ok((graph, second))
         });
-        // Before others have their turns: nobody else may be given what the graph works in.
-        swap(general);
-        drop(alone);
+        drop(within);
         let (graph, result) = captured?;
         let _turn = shared.bind()?;
         let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
@@ -110,6 +108,13 @@ impl Graph {
     pub fn replay(&self) -> Result<()> {
         let _turn = self.shared.bind()?;
         call!(cuGraphLaunch(self.executable, self.shared.stream))
+    }
+
+    /// Does `work`, whose passes take the memory that the graph's kernels work in: between replays it is free but for what the
+    /// capture gave. The next replay overwrites what `work` leaves there.
+    pub fn lend<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _within = Within::new(self.pool.clone());
+        work()
     }
 
     /// How many kernels and copies it has.

@@ -21,6 +21,7 @@
 mod adamw_8bit;
 mod add;
 mod advance;
+mod arena;
 mod argmax;
 mod attention;
 mod attention_backward_hopper;

@@ -294,9 +294,16 @@ impl CardTrainer {
         let rows = batches.iter().map(|batch| batch.ids.len()).max().unwrap_or(0).next_multiple_of(ROWS);
         let figures = Figures::new(&self.device)?;
         let held = CardRows::new(model, rows, figures.clone())?;
-        for batch in batches {
-            held.set(model, batch, PassNumbers { seed: 0, scale: 1.0, share: 1.0 })?;
-            model.loss_on_card(&Context::inference(&self.device), &held, pass)?;
+        let pass_each = || -> Result<()> {
+            for batch in batches {
+                held.set(model, batch, PassNumbers { seed: 0, scale: 1.0, share: 1.0 })?;
+                model.loss_on_card(&Context::inference(&self.device), &held, pass)?;
+            }
+            Ok(())
+        };
+        match &self.captured {
+            Some(captured) => captured.graph.lend(pass_each)?,
+            None => pass_each()?,
         }
         let nll = figures.read()?.loss.nll;
         drop(held);

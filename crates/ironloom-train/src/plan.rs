@@ -14,15 +14,13 @@ use ironloom_tensor::Device;
 
 use crate::{Result, TrainerOptions, lora::LoraOptions};
 
-/// The size of what a run puts through a model.
+/// The size of what a run puts through a model. The loss on held-out batches of as many tokens takes no more.
 #[derive(Clone, Copy, Debug)]
 pub struct RunSize {
     /// Tokens of the largest batch.
     pub tokens: usize,
     /// Batches of a step.
     pub batches: usize,
-    /// Whether the loss on held-out batches, of as many tokens, is measured.
-    pub measures: bool,
 }
 
 /// The memory that training all of a model takes on `device`.
@@ -168,7 +166,7 @@ mod tests {
         let lora =
             LoraOptions { rank: 8, targets: vec!["q_proj".into(), "mlp.down_proj".into()], ..Default::default() };
         let plan = |lora: &LoraOptions| {
-            let size = RunSize { tokens: 512, batches: 1, measures: false };
+            let size = RunSize { tokens: 512, batches: 1 };
             let frozen = FrozenWeights { bytes: 1000, unpacked: true };
             adapter_memory(&config, &Device::cpu(1), frozen, lora, &TrainerOptions::default(), size)
         };

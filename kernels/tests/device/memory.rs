@@ -1,6 +1,6 @@
 //! Buffers, budgets, graphs.
 
-use ironloom_kernels::{Error, Gpu};
+use ironloom_kernels::{Buffer, Error, Gpu};
 
 use crate::gpu;
 
@@ -44,14 +44,13 @@ fn a_device_that_is_not_there_is_an_error() {
 fn a_graph_that_has_no_room_for_all_of_its_memory_is_refused() {
     let Some(gpu) = gpu() else { return };
     let work = || {
-        for bytes in [8 << 20, 12 << 20] {
-            gpu.clear(gpu.allocate(bytes, "a test")?.slice())?;
-        }
-        Ok::<_, Error>(())
+        let first = gpu.allocate(8 << 20, "a test")?;
+        let second = gpu.allocate(12 << 20, "a test")?;
+        gpu.clear(first.slice())?;
+        gpu.clear(second.slice())
     };
-    // Room for the one after the other: the first would have to be given back while the graph still works in it.
     gpu.trim();
-    gpu.set_budget(gpu.held_bytes() + (13 << 20));
+    gpu.set_budget(gpu.held_bytes() + (19 << 20));
     assert!(matches!(gpu.capture(work).err(), Some(Error::OverBudget { .. })));
     // What lies unused beside a graph's memory is given back for it.
     gpu.set_budget(gpu.held_bytes() + (24 << 20));
@@ -60,4 +59,37 @@ fn a_graph_that_has_no_room_for_all_of_its_memory_is_refused() {
     graph.replay().unwrap();
     gpu.synchronize().unwrap();
     assert_eq!(graph.workspace_bytes(), 20 << 20);
+}
+
+#[test]
+fn buffers_of_a_pass_use_the_same_memory_whatever_their_sizes() {
+    let Some(gpu) = gpu() else { return };
+    gpu.trim();
+    let before = gpu.held_bytes();
+    let contents = |byte: u8, bytes: usize| vec![byte; bytes];
+    let filled = |byte: u8, bytes: usize| {
+        let buffer = gpu.allocate(bytes, "a test").unwrap();
+        gpu.write(buffer.slice(), &contents(byte, bytes)).unwrap();
+        buffer
+    };
+    let holds = |buffer: &Buffer, byte: u8| {
+        let mut found = vec![0; buffer.bytes()];
+        gpu.read(buffer.slice(), &mut found).unwrap();
+        assert!(found == contents(byte, buffer.bytes()), "{byte}");
+    };
+    let kept = filled(1, 3 << 20);
+    drop([filled(2, 5 << 20), filled(3, 6 << 20)]);
+    let buffers = [filled(4, 1 << 20), filled(5, 7 << 20), filled(6, 1000)];
+    holds(&kept, 1);
+    (4..).zip(&buffers).for_each(|(byte, buffer)| holds(buffer, byte));
+    // Whole pieces of 2 MiB.
+    assert!(gpu.held_bytes() - before <= (3 + 5 + 6 + 2) << 20, "{}", gpu.held_bytes() - before);
+    drop(buffers);
+    gpu.trim();
+    // What is in use lies first and stays.
+    assert!(gpu.held_bytes() - before <= 4 << 20);
+    holds(&kept, 1);
+    drop(kept);
+    gpu.trim();
+    assert_eq!(gpu.held_bytes(), before);
 }

@@ -128,7 +128,7 @@ impl Prepared {
         }
         let (loader, held_out, sources) = load(config, &sources, &text, described.vocab_size)?;
         let batch_tokens = config.batch.sequence_length * config.batch.rows;
-        let size = RunSize { tokens: batch_tokens, batches: config.batch.accumulate, measures: !held_out.is_empty() };
+        let size = RunSize { tokens: batch_tokens, batches: config.batch.accumulate };
         let memory = training_memory(&described, device, &config.training, size);
         let tokens_per_step = batch_tokens * config.batch.accumulate;
         let epoch_rows: usize = loader.rows_in_epoch().iter().sum();

@@ -2,8 +2,8 @@
 //!
 //! A chunk of a prompt takes its rows' activations, weights unpacked to bfloat16 for its products, and the workspace of
 //! cuBLASLt. A captured pass, of which there is one for each power of two of rows up to [`FEW_ROWS`], and a captured step have
-//! memory of their own. A pool's memory serves the next buffer of its own size only, so sizes are counted, not what is there at
-//! once.
+//! memory of their own. Sizes are counted as if memory served the next buffer of its own size only, which is more than what is
+//! there at once.
 
 use std::collections::BTreeMap;
 

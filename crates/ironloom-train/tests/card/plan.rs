@@ -43,7 +43,7 @@ fn a_run_takes_what_the_plan_says() {
         ),
     ] {
         let batches = [(); 2].map(|()| batch(documents, config.vocab_size));
-        let size = RunSize { tokens: documents * 512, batches: 2, measures: true };
+        let size = RunSize { tokens: documents * 512, batches: 2 };
         let plan = training_memory(&config, &device, &options, size);
         let model = Model::untrained(&config, &processor(), 1).unwrap();
         gpu.trim();
@@ -71,7 +71,7 @@ fn adapters_take_what_the_plan_says() {
         ("routed, int8", Config::moe_55m(), WeightFormat::Int8, &attention, step_options(), 4),
     ] {
         let batches = [(); 2].map(|()| batch(documents, config.vocab_size));
-        let size = RunSize { tokens: documents * 512, batches: 2, measures: true };
+        let size = RunSize { tokens: documents * 512, batches: 2 };
         gpu.trim();
         let before = gpu.held_bytes();
         let model = Model::random(&config, &device, format, 1).unwrap();

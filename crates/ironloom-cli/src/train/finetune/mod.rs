@@ -217,11 +217,7 @@ fn plan_adapters(
     };
     let bytes = prepared.config.weight_bytes(checkpoint, device, arguments.adapters.base.into())?;
     let frozen = FrozenWeights { bytes, unpacked: !is_half };
-    let size = RunSize {
-        tokens: config.batch.sequence_length * config.batch.rows,
-        batches: config.batch.accumulate,
-        measures: !prepared.held_out.is_empty(),
-    };
+    let size = RunSize { tokens: config.batch.sequence_length * config.batch.rows, batches: config.batch.accumulate };
     let mut memory = adapter_memory(&prepared.config, device, frozen, lora, &config.training, size)?;
     if let (true, Device::Cpu(_)) = (arguments.merge, device) {
         // Beside the frozen weights, what training held having gone, all of the model in 32 bits.

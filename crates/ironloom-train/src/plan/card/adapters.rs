@@ -40,18 +40,11 @@ pub(in crate::plan) fn memory(
         plan = plan.with("averaged weights", 2 * FLOAT * parameters);
     }
     let pass = Pass { config, rows: size.tokens.next_multiple_of(ROWS) };
-    let activations = pass.activations(options.checkpointing, size.batches);
-    plan = plan
-        .with(
-            format!("activations of {} tokens", size.tokens),
-            activations + pass.of_adapters(lora, adapted, options.checkpointing),
-        )
-        .with("logits", pass.logits());
+    let adapters = pass.of_adapters(lora, adapted, options.checkpointing);
+    let activations = pass.activations(options.checkpointing, size.batches, adapters);
+    plan = plan.with(format!("activations of {} tokens", size.tokens), activations);
     if frozen.unpacked {
         plan = plan.with("weights unpacked for products", unpacked(config));
-    }
-    if size.measures {
-        plan = plan.with("measuring the loss", pass.measuring());
     }
     plan.with("workspaces", PRODUCTS + optimizer_workspace(matrices, &options.optimizer))
 }
@@ -121,7 +114,7 @@ mod tests {
         assert_eq!(adapted.len(), 2 * config.layers.len());
         let plan = |unpacked: bool, dropout: f64, options: &TrainerOptions| {
             let lora = LoraOptions { dropout, ..lora.clone() };
-            let size = RunSize { tokens: 2048, batches: 1, measures: false };
+            let size = RunSize { tokens: 8192, batches: 1 };
             memory(&config, FrozenWeights { bytes: 1000, unpacked }, &lora, &adapted, options, size)
         };
         let options = TrainerOptions::default();
