@@ -197,17 +197,29 @@ enum Free {
 }
 
 impl Pool {
+    /// The pool of a device. Whether the driver can map memory is tried once, here.
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let sizes = || Mutex::new(Free::Sizes(HashMap::new()));
         let arena = (!ironloom_core::is_off("arena")).then(|| Arena::new(&shared).ok()).flatten();
-        let free = Mutex::new(arena.map_or_else(|| Free::Sizes(HashMap::new()), Free::Places));
-        Self { shared, free, held: AtomicUsize::new(0), beside: None }
+        let free = arena.map_or_else(sizes, |arena| Mutex::new(Free::Places(arena)));
+        let mut pool = Self { shared, free, held: AtomicUsize::new(0), beside: None };
+        match pool.take(1, "a first place") {
+            Ok(address) => pool.take_back(address, 1),
+            Err(error) if error.is_out_of_memory() => {}
+            Err(_) => pool.free = sizes(),
+        }
+        pool.give_back();
+        pool
     }
 
     /// The pool of a graph. What it has taken it keeps: the graph is recorded in the memory that its kernels ran in.
-    pub(crate) fn of_graph(beside: Arc<Pool>) -> Self {
-        let mut pool = Self::new(beside.shared.clone());
-        pool.beside = Some(beside);
-        pool
+    pub(crate) fn of_graph(beside: Arc<Pool>) -> Result<Self> {
+        // What a graph's pool has is in use even where no buffer lies.
+        let beside = beside.beside.clone().unwrap_or(beside);
+        let shared = beside.shared.clone();
+        let maps = matches!(*beside.free(), Free::Places(_));
+        let free = if maps { Free::Places(Arena::new(&shared)?) } else { Free::Sizes(HashMap::new()) };
+        Ok(Self { shared, free: Mutex::new(free), held: AtomicUsize::new(0), beside: Some(beside) })
     }
 
     /// Bytes it holds, in use or free.

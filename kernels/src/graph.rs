@@ -37,7 +37,7 @@ impl Gpu {
         mut work: impl FnMut() -> std::result::Result<T, E>,
     ) -> std::result::Result<(Graph, T), E> {
         let shared = &self.inner.shared;
-        let pool = Arc::new(Pool::of_graph(self.pool()));
+        let pool = Arc::new(Pool::of_graph(self.pool())?);
         let within = Within::new(pool.clone());
         let captured = work().and_then(|first| {
             drop(first);
