@@ -1,6 +1,6 @@
 //! `cargo xtask test`: every check of the workspace, the quick ones first, stopping at the first that fails.
 //!
-//! Format → house rules → nvcc → clippy → documentation → build → parity → documentation tests → all tests. The test runner comes
+//! Format → house rules → nvcc → clippy → documentation → build → parity → a card's host → documentation tests → all tests. The test runner comes
 //! last and its counts are printed as the closing line, so that whoever reads the end of a long log sees what was tested.
 
 use std::{
@@ -41,9 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut stages = Stages::default();
     stages.run("format", || command(workspace::cargo(&["fmt", "--all", "--check"])))?;
     stages.run("tidy", || tidy::run(&tidy::Arguments::default()).map(|()| Counts::default()))?;
-    if !arguments.no_nvcc {
-        stages.find_nvcc();
-    }
+    let has_nvcc = !arguments.no_nvcc && stages.find_nvcc();
     stages.run("clippy", || {
         command(workspace::cargo(&[&["clippy"], EVERYTHING, &["--all-targets", "--", "-D", "warnings"]].concat()))
     })?;
@@ -60,6 +58,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         parity.args(["check-parity", "--device", "cpu"]).current_dir(workspace::root());
         command(parity)
     })?;
+    if has_nvcc && cfg!(target_os = "linux") {
+        stages.run("a card's host", || command(tests_of_a_cards_host()?))?;
+    }
     stages.run("documentation tests", || command(workspace::cargo(&[&["test"], EVERYTHING, &["--doc"]].concat())))?;
 
     let model = if arguments.no_model { None } else { stages.fetch_model() };
@@ -73,6 +74,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     })?;
     stages.close();
     Ok(())
+}
+
+/// Tests of a card that look at no kernel's result, by parts of their names.
+const HOST_TESTS: &[&str] =
+    &["memory::", "recorded_alone", "run_takes", "adapters_take", "nothing_is_left", "without_room"];
+
+/// The command that runs [`HOST_TESTS`] on a driver that keeps books (`tests/driver`), in the place of a card's.
+fn tests_of_a_cards_host() -> Result<Command> {
+    let folder = workspace::target().join("driver-of-books");
+    std::fs::create_dir_all(&folder)?;
+    std::fs::copy(workspace::target().join("debug/libironloom_test_driver.so"), folder.join("libcuda.so"))?;
+    let tests = ["--test", "device", "--test", "card", "--"];
+    let mut command = workspace::cargo(&[&["test"], EVERYTHING, &tests, HOST_TESTS].concat());
+    command.env("LD_LIBRARY_PATH", folder);
+    Ok(command)
 }
 
 /// The command that runs the workspace's unit and integration tests.
@@ -109,7 +125,7 @@ impl Stages {
     }
 
     /// The compiler of the CUDA kernels, where it can be had, before the first build: every later stage compiles or checks them.
-    fn find_nvcc(&mut self) {
+    fn find_nvcc(&mut self) -> bool {
         let start = Instant::now();
         println!("\n=== nvcc ===");
         let nvcc = cuda_toolchain::find().map_or_else(cuda_toolchain::install, Ok);
@@ -118,6 +134,7 @@ impl Stages {
             Err(error) => println!("CUDA kernels will not be compiled: {error:#}"),
         }
         self.done.push(("nvcc", start.elapsed()));
+        nvcc.is_ok()
     }
 
     /// The real model, where it can be had: a machine without pip or network still runs every other test.
