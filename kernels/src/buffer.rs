@@ -180,8 +180,9 @@ pub fn lasting_bytes(bytes: usize) -> usize {
 
 /// Memory of passes, in use and free.
 pub(crate) struct Pool {
-    shared: Arc<Shared>,
+    /// First, for its addresses go back before the context may.
     free: Mutex<Free>,
+    shared: Arc<Shared>,
     /// Bytes it holds, in use or free.
     held: AtomicUsize,
     /// Of a graph's pool: the one beside it, which may have memory that nobody uses.
