@@ -21,9 +21,8 @@ template <class Layout> struct Bytes : Tiled<Layout> {
     };
 
     __device__ __forceinline__ static void load_codes(Chunk &to, const uint8_t *codes, int chunk) {
-        const int lane = threadIdx.x % WARP;
-        to.half[0] = load_constant_streaming(codes + chunk * Layout::CODE_BYTES + lane * 16);
-        to.half[1] = load_constant_streaming(codes + chunk * Layout::CODE_BYTES + 512 + lane * 16);
+        to.half[0] = load_constant_streaming(codes + chunk * Layout::CODE_BYTES);
+        to.half[1] = load_constant_streaming(codes + chunk * Layout::CODE_BYTES + 512);
     }
 
     struct Decoder : NoTable {
@@ -53,7 +52,7 @@ struct Int8 : Bytes<tiles::Int8> {
     static constexpr int BLOCKS = 1;
 
     struct Record {
-        const uint8_t *codes;
+        const uint8_t *codes;  // of the lane
         const float *scales;  // of the rows, behind all tiles
     };
 
@@ -62,10 +61,10 @@ struct Int8 : Bytes<tiles::Int8> {
     };
 
     __device__ __forceinline__ static Record open(const uint8_t *matrix, int rows, int cols, int tile, int record,
-                                                  int) {
+                                                  int lane) {
         const size_t tile_bytes = tiles::Int8::tile_bytes(cols);
         const size_t tiles_end = size_t((rows + tiles::ROWS - 1) / tiles::ROWS) * tile_bytes;
-        return {matrix + tile * tile_bytes + size_t(record) * RECORD_BYTES,
+        return {matrix + tile * tile_bytes + size_t(record) * RECORD_BYTES + lane * 16,
                 reinterpret_cast<const float *>(matrix + tiles_end) + tile * tiles::ROWS};
     }
 
@@ -99,7 +98,7 @@ struct Q8_0 : Bytes<tiles::Q8_0> {
     }
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 

@@ -55,7 +55,7 @@ template <class Layout> struct FourBits : Tiled<Layout> {
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 4 ? 1 : 2; }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
-        to = load_constant_streaming(record.codes + chunk * Layout::CODE_BYTES + threadIdx.x % WARP * 16);
+        to = load_constant_streaming(record.codes + chunk * Layout::CODE_BYTES);
     }
 };
 
@@ -70,7 +70,7 @@ struct Int4 : FourBits<tiles::Int4> {
     };
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
@@ -92,7 +92,7 @@ struct Q4_0 : FourBits<tiles::Q4_0> {
     };
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
@@ -121,7 +121,7 @@ struct Q4_1 : FourBits<tiles::Q4_1> {
     };
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             to.upper[half] = load_constant(scales + lane / 4 * 32 + half * 16);

@@ -27,7 +27,7 @@ struct Q4_K : FourBits<tiles::Q4_K> {
     };
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
 #pragma unroll
         for (int lower = 0; lower < 2; lower++) {
             const int row = lane / 4 + 8 * lower;
@@ -95,12 +95,12 @@ struct Q6_K : Tiled<tiles::Q6_K> {
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         const uint8_t *codes = record.codes + chunk * CODE_BYTES;
         const int lane = threadIdx.x % WARP;
-        to.low = load_constant_streaming(codes + lane * 16);
-        to.high = __ldg(reinterpret_cast<const uint2 *>(codes + tiles::Q6_K::HIGH_AT) + lane);
+        to.low = load_constant_streaming(codes);
+        to.high = __ldg(reinterpret_cast<const uint2 *>(codes + tiles::Q6_K::HIGH_AT - lane * 8));
     }
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
 #pragma unroll
         for (int lower = 0; lower < 2; lower++) {
             const int row = lane / 4 + 8 * lower;

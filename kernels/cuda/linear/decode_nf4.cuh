@@ -30,11 +30,11 @@ struct Nf4 : Tiled<tiles::Nf4> {
     };
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
-        to.codes = load_constant_streaming(record.codes + chunk * CODE_BYTES + threadIdx.x % WARP * 16);
+        to.codes = load_constant_streaming(record.codes + chunk * CODE_BYTES);
     }
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held);
+        const uint8_t *scales = record.scales(held, lane);
         to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
     }
 
@@ -47,11 +47,17 @@ struct Nf4 : Tiled<tiles::Nf4> {
 
     struct Decoder {
         static constexpr int ENTRY = 256, BYTES = 256 * ENTRY;
+        // Where the shared memory that a kernel asks for begins in the image for sm_90a. There an address in shared memory
+        // says the block of the cluster too, and the compiler adds it to each permutation; a constant costs nothing.
+        static constexpr int TABLE_AT = 1024;
         const uint8_t *table;
         uint32_t bank;
 
         // Every thread of the block calls it.
         __device__ __forceinline__ Decoder(uint8_t *shared, int lane) : table(shared), bank(lane * 4) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+            if ((shared_address(shared) & 0xffffff) != TABLE_AT) __trap();
+#endif
             for (int entry = threadIdx.x; entry < 256; entry += blockDim.x) {
                 const uint32_t pair = level(entry & 15) | level(entry >> 4) << 16;
 #pragma unroll
@@ -72,7 +78,14 @@ struct Nf4 : Tiled<tiles::Nf4> {
         }
 
         __device__ __forceinline__ uint32_t pair(uint32_t word, int byte) const {
-            return *reinterpret_cast<const uint32_t *>(table + __byte_perm(word, bank, 0x7604 | byte << 4));
+            const uint32_t at = __byte_perm(word, bank, 0x7604 | byte << 4);
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+            uint32_t value;
+            asm volatile("ld.shared.u32 %0, [%1 + %2];" : "=r"(value) : "r"(at), "n"(TABLE_AT));
+            return value;
+#else
+            return *reinterpret_cast<const uint32_t *>(table + at);
+#endif
         }
 
         __device__ __forceinline__ void fragments(uint32_t (&a)[4][4], const Chunk &chunk) const {

@@ -34,14 +34,16 @@ template <class Layout> struct Tiled : Layout {
     }
 
     struct Record {
-        const uint8_t *codes;
+        const uint8_t *codes;  // the lane's own sixteen bytes, so that those of a chunk are one load at a fixed distance
 
         // Behind the chunks that it holds.
-        __device__ __forceinline__ const uint8_t *scales(int held) const { return codes + held * Layout::CODE_BYTES; }
+        __device__ __forceinline__ const uint8_t *scales(int held, int lane) const {
+            return codes + (held * Layout::CODE_BYTES - lane * 16);
+        }
     };
 
-    __device__ __forceinline__ static Record open(const uint8_t *matrix, int, int cols, int tile, int record, int) {
-        return {matrix + size_t(tile) * Layout::tile_bytes(cols) + size_t(record) * Layout::RECORD_BYTES};
+    __device__ __forceinline__ static Record open(const uint8_t *matrix, int, int cols, int tile, int record, int lane) {
+        return {matrix + size_t(tile) * Layout::tile_bytes(cols) + size_t(record) * Layout::RECORD_BYTES + lane * 16};
     }
 
     __device__ __forceinline__ static void advance(Record &record, int records) {
