@@ -70,8 +70,8 @@ struct Int4 : FourBits<tiles::Int4> {
     };
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane);
-        to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
+        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
+        to = {load_constant(scales), load_constant(scales + 8 * 16)};
     }
 
      __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
@@ -92,8 +92,8 @@ struct Q4_0 : FourBits<tiles::Q4_0> {
     };
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane);
-        to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
+        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
+        to = {load_constant(scales), load_constant(scales + 8 * 16)};
     }
 
      __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],

@@ -34,8 +34,8 @@ struct Nf4 : Tiled<tiles::Nf4> {
     }
 
     __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane);
-        to = {load_constant(scales + lane / 4 * 16), load_constant(scales + (lane / 4 + 8) * 16)};
+        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
+        to = {load_constant(scales), load_constant(scales + 8 * 16)};
     }
 
      __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
@@ -48,15 +48,18 @@ struct Nf4 : Tiled<tiles::Nf4> {
     struct Decoder {
         static constexpr int ENTRY = 256, BYTES = 256 * ENTRY;
         // Where the shared memory that a kernel asks for begins in the image for sm_90a. There an address in shared memory
-        // says the block of the cluster too, and the compiler adds it to each permutation; a constant costs nothing.
-        static constexpr int TABLE_AT = 1024;
+        // says the block of a cluster too, in its highest byte, and the compiler adds it to each permutation. The permutation
+        // takes that byte along instead, and a constant costs nothing.
+        static constexpr uint32_t TABLE_AT = 1024;
         const uint8_t *table;
         uint32_t bank;
 
         // Every thread of the block calls it.
         __device__ __forceinline__ Decoder(uint8_t *shared, int lane) : table(shared), bank(lane * 4) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-            if ((shared_address(shared) & 0xffffff) != TABLE_AT) __trap();
+            const uint32_t block = shared_address(shared) - TABLE_AT;
+            if ((block & 0xffff) != 0) __trap();
+            bank |= block;
 #endif
             for (int entry = threadIdx.x; entry < 256; entry += blockDim.x) {
                 const uint32_t pair = level(entry & 15) | level(entry >> 4) << 16;
