@@ -315,23 +315,30 @@ fn rows_of_one_sequence_see_each_other() {
     }
 }
 
-#[test]
-fn a_row_has_the_same_bits_alone_and_among_others() {
+fn same_bits_alone(head_width: usize) {
     let Some(gpu) = gpu() else { return };
     // On a card with clusters, a row alone is merged in a cluster, and one of 64 rows by tickets.
-    for head_width in [64, 96, 128, 256, 80] {
-        let lengths: Vec<usize> = (0..64).map(|row| 1 + row * 37).collect();
-        let case = Case::new(&lengths, Shape { norms: true, ..Shape::plain(4, 2, head_width) });
-        let together = run(&gpu, &case, &(0..64).collect::<Vec<_>>(), 2500);
-        for row in [0, 1, 2, 17, 40, 63] {
-            // Alone, and in a launch made for longer histories.
-            for max_positions in [lengths[row], 100_000] {
-                let alone = run(&gpu, &case, &[row], max_positions);
-                assert_eq!(alone, together[row * case.width()..][..case.width()], "width {head_width}, row {row}");
-            }
+    let lengths: Vec<usize> = (0..64).map(|row| 1 + row * 37).collect();
+    let case = Case::new(&lengths, Shape { norms: true, ..Shape::plain(4, 2, head_width) });
+    let together = run(&gpu, &case, &(0..64).collect::<Vec<_>>(), 2500);
+    for row in [0, 1, 2, 17, 40, 63] {
+        // Alone, and in a launch made for longer histories.
+        for max_positions in [lengths[row], 100_000] {
+            let alone = run(&gpu, &case, &[row], max_positions);
+            assert_eq!(alone, together[row * case.width()..][..case.width()], "row {row}");
         }
     }
 }
+
+test_each!(
+    a_row_has_the_same_bits_alone_and_among_others,
+    same_bits_alone,
+    width_64: 64,
+    width_80: 80,
+    width_96: 96,
+    width_128: 128,
+    width_256: 256,
+);
 
 #[test]
 fn shapes_that_do_not_fit_are_refused() {

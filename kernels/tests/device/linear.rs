@@ -109,50 +109,61 @@ fn products_are_those_of_the_weights_and_ignore_the_other_rows() {
 
 /// As many rows go to a block as it takes to have all blocks on the card at once; sixteen rows take two row tiles to a
 /// warp where those fill the card, or to a cluster where the columns are many.
-#[test]
-fn matrices_that_fill_the_card_have_the_same_bits_for_any_number_of_rows() {
+fn fill_the_card((dtype, format): (DType, WeightFormat)) {
     let Some(gpu) = gpu() else { return };
     let card = gpu.properties().multiprocessors as usize;
-    for (dtype, format) in FORMATS {
-        let wide = dtype.block_elements() == 256;
-        // The last tile has nine rows, and two numbers of tiles are odd.
-        for (tiles, cols) in [(8 * card, 576), (12 * card + 1, 576), (card - 1, 4200)] {
-            let (rows, cols) = (16 * tiles - 7, if wide { cols / 256 * 256 } else { cols / 32 * 32 });
-            let case = packed(dtype, format, rows, cols);
-            let matrix = upload(&gpu, &case);
-            let x = normals(1, 33 * cols);
-            let (bias, before) = (normals(2, rows), normals(3, 33 * rows));
-            let device_bias = upload_f32(&gpu, &bias);
-            let one = Matrix { weights: matrix.slice(), rows, bias: Some(device_bias.slice()), column: 0 };
-            for (then, matrices) in [(Then::Add, &[one][..]), (Then::Gated(Activation::Silu), &[one, one][..])] {
-                let run = |first: usize, n: usize| {
-                    let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
-                    let out = upload_f32(&gpu, &before[first * rows..][..n * rows]);
-                    let call = Linear {
-                        x: device_x.slice(),
-                        n,
-                        cols,
-                        format: tile_format(&case),
-                        matrices,
-                        then,
-                        out: out.slice(),
-                        width: rows,
-                    };
-                    linear(&gpu, &call).unwrap();
-                    bits(&match then {
-                        Then::Gated(_) => read_split(&gpu, &out, n, rows),
-                        _ => read_f32(&gpu, &out, n * rows),
-                    })
+    let wide = dtype.block_elements() == 256;
+    // The last tile has nine rows, and two numbers of tiles are odd.
+    for (tiles, cols) in [(8 * card, 576), (12 * card + 1, 576), (card - 1, 4200)] {
+        let (rows, cols) = (16 * tiles - 7, if wide { cols / 256 * 256 } else { cols / 32 * 32 });
+        let case = packed(dtype, format, rows, cols);
+        let matrix = upload(&gpu, &case);
+        let x = normals(1, 33 * cols);
+        let (bias, before) = (normals(2, rows), normals(3, 33 * rows));
+        let device_bias = upload_f32(&gpu, &bias);
+        let one = Matrix { weights: matrix.slice(), rows, bias: Some(device_bias.slice()), column: 0 };
+        for (then, matrices) in [(Then::Add, &[one][..]), (Then::Gated(Activation::Silu), &[one, one][..])] {
+            let run = |first: usize, n: usize| {
+                let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
+                let out = upload_f32(&gpu, &before[first * rows..][..n * rows]);
+                let call = Linear {
+                    x: device_x.slice(),
+                    n,
+                    cols,
+                    format: tile_format(&case),
+                    matrices,
+                    then,
+                    out: out.slice(),
+                    width: rows,
                 };
-                let all = run(0, 33);
-                for (first, n) in [(0, 4), (4, 8), (12, 3), (15, 1), (3, 13), (17, 16), (5, 17), (1, 32)] {
-                    let same = run(first, n) == all[first * rows..][..n * rows];
-                    assert!(same, "{:?}, {tiles} tiles, {n} rows from {first} on, {then:?}", case.layout);
-                }
+                linear(&gpu, &call).unwrap();
+                bits(&match then {
+                    Then::Gated(_) => read_split(&gpu, &out, n, rows),
+                    _ => read_f32(&gpu, &out, n * rows),
+                })
+            };
+            let all = run(0, 33);
+            for (first, n) in [(0, 4), (4, 8), (12, 3), (15, 1), (3, 13), (17, 16), (5, 17), (1, 32)] {
+                let same = run(first, n) == all[first * rows..][..n * rows];
+                assert!(same, "{:?}, {tiles} tiles, {n} rows from {first} on, {then:?}", case.layout);
             }
         }
     }
 }
+
+test_each!(
+    matrices_that_fill_the_card_have_the_same_bits_for_any_number_of_rows,
+    fill_the_card,
+    bf16: super::FORMATS[0],
+    int8: super::FORMATS[1],
+    nf4: super::FORMATS[2],
+    int4: super::FORMATS[3],
+    q4_0: super::FORMATS[4],
+    q4_1: super::FORMATS[5],
+    q8_0: super::FORMATS[6],
+    q4_k: super::FORMATS[7],
+    q6_k: super::FORMATS[8],
+);
 
 #[test]
 fn matrices_on_one_input_go_to_their_columns_and_are_added_to_a_residual() {

@@ -4,6 +4,18 @@ use half::bf16;
 use ironloom_core::Philox;
 use ironloom_kernels::{Buffer, Error, Gpu};
 
+/// A test for each case of a check, so that the slow ones run beside one another and one at a time under a tool.
+macro_rules! test_each {
+    ($module:ident, $check:ident, $($name:ident: $case:expr),+ $(,)?) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                super::$check($case);
+            })+
+        }
+    };
+}
+
 mod adamw_8bit;
 mod add;
 mod advance;
