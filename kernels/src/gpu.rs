@@ -137,6 +137,7 @@ impl Gpu {
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver);
         }
+        let _turn = Turn::shared();
         // SAFETY: the library is there.
         match unsafe { sys::cuInit(0) } {
             sys::CUresult::CUDA_SUCCESS => {}
@@ -145,7 +146,6 @@ impl Gpu {
             sys::CUresult::CUDA_ERROR_STUB_LIBRARY => return Err(Error::NoDriver),
             other => return Err(crate::driver::failure("cuInit", other)),
         }
-        let _turn = Turn::shared();
         let mut version = 0;
         call!(cuDriverGetVersion(&mut version))?;
         let driver = served(version)?;

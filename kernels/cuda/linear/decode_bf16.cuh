@@ -55,8 +55,8 @@ struct Bf16 {
 
     __device__ __forceinline__ static Scales ready(const Scales &scales) { return scales; }
 
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                      const Scales &, int, bool held) {
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                     const Scales &, int, bool held) {
         scale[0] = held ? make_float2(1.0f, 1.0f) : make_float2(0.0f, 0.0f);
     }
 

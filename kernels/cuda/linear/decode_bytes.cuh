@@ -80,35 +80,27 @@ struct Int8 : Bytes<tiles::Int8> {
         to = {__ldg(record.scales + lane / 4), __ldg(record.scales + lane / 4 + 8)};
     }
 
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                      const Scales &scales, int, bool held) {
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                     const Scales &scales, int, bool held) {
         scale[0] = held ? make_float2(scales.upper, scales.lower) : make_float2(0.0f, 0.0f);
     }
 };
 
 struct Q8_0 : Bytes<tiles::Q8_0> {
     static constexpr int BLOCKS = 2;
-
-    struct Scales {
-        uint4 upper, lower;  // eight FP16
-    };
+    using Bytes::load;
+    using Scales = ScaleWords;  // eight FP16
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         load_codes(to, record.codes, chunk);
     }
 
-    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
-        to = {load_constant(scales), load_constant(scales + 8 * 16)};
-    }
-
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
-                                                      const Scales &scales, int chunk, bool) {
-        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
-        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
-        const float2 of_upper = halves(upper[chunk]), of_lower = halves(lower[chunk]);
-        scale[0] = {of_upper.x, of_lower.x};
-        scale[1] = {of_upper.y, of_lower.y};
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
+                                                     const Scales &scales, int chunk, bool) {
+        const uint2 words = scales.of(chunk);
+        const float2 upper = halves(words.x), lower = halves(words.y);
+        scale[0] = {upper.x, lower.x};
+        scale[1] = {upper.y, lower.y};
     }
 };
 

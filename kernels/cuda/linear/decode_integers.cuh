@@ -49,6 +49,7 @@ struct SixteenthsDecoder : NoTable {
 
 template <class Layout> struct FourBits : Tiled<Layout> {
     using typename Tiled<Layout>::Record;
+    using Tiled<Layout>::load;
     using Chunk = uint4;  // a word a step
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 || groups == 4 ? 4 : 2; }
@@ -63,46 +64,26 @@ struct Int4 : FourBits<tiles::Int4> {
     static constexpr int BLOCKS = 1;
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 4 ? 4 : 2; }
     using Decoder = SpreadDecoder<8>;
-    using FourBits::load;
+    using Scales = ScaleWords;  // f32 of four chunks
 
-    struct Scales {
-        uint4 upper, lower;  // f32 of four chunks
-    };
-
-    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
-        to = {load_constant(scales), load_constant(scales + 8 * 16)};
-    }
-
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                      const Scales &scales, int chunk, bool) {
-        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
-        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
-        scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                     const Scales &scales, int chunk, bool) {
+        const uint2 words = scales.of(chunk);
+        scale[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
     }
 };
 
 struct Q4_0 : FourBits<tiles::Q4_0> {
     static constexpr int BLOCKS = 2;
     using Decoder = SpreadDecoder<8>;
-    using FourBits::load;
+    using Scales = ScaleWords;  // eight FP16
 
-    struct Scales {
-        uint4 upper, lower;  // eight FP16
-    };
-
-    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
-        to = {load_constant(scales), load_constant(scales + 8 * 16)};
-    }
-
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
-                                                      const Scales &scales, int chunk, bool) {
-        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
-        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
-        const float2 of_upper = halves(upper[chunk]), of_lower = halves(lower[chunk]);
-        scale[0] = {of_upper.x, of_lower.x};
-        scale[1] = {of_upper.y, of_lower.y};
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
+                                                     const Scales &scales, int chunk, bool) {
+        const uint2 words = scales.of(chunk);
+        const float2 upper = halves(words.x), lower = halves(words.y);
+        scale[0] = {upper.x, lower.x};
+        scale[1] = {upper.y, lower.y};
     }
 };
 
@@ -129,8 +110,8 @@ struct Q4_1 : FourBits<tiles::Q4_1> {
         }
     }
 
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
-                                                      const Scales &scales, int chunk, bool) {
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&minimum)[2],
+                                                     const Scales &scales, int chunk, bool) {
         const uint4 upper = scales.upper[chunk / 2], lower = scales.lower[chunk / 2];
         const uint32_t of_upper[2] = {chunk % 2 ? upper.z : upper.x, chunk % 2 ? upper.w : upper.y};
         const uint32_t of_lower[2] = {chunk % 2 ? lower.z : lower.x, chunk % 2 ? lower.w : lower.y};

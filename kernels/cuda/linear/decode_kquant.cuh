@@ -109,8 +109,8 @@ struct Q6_K : Tiled<tiles::Q6_K> {
         }
     }
 
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[4], float2 (&)[4],
-                                                      const Scales &scales, int chunk, bool) {
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[4], float2 (&)[4],
+                                                     const Scales &scales, int chunk, bool) {
         const auto word = [&](const uint4 &of) {
             return chunk == 0 ? of.x : chunk == 1 ? of.y : chunk == 2 ? of.z : of.w;
         };

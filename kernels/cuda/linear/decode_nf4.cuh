@@ -25,24 +25,17 @@ struct Nf4 : Tiled<tiles::Nf4> {
         uint4 codes;  // a word a step, a byte a register
     };
 
-    struct Scales {
-        uint4 upper, lower;  // f32 of four chunks
-    };
+    using Tiled::load;
+    using Scales = ScaleWords;  // f32 of four chunks
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         to.codes = load_constant_streaming(record.codes + chunk * CODE_BYTES);
     }
 
-    __device__ __forceinline__ static void load(Scales &to, const Record &record, int held, int lane) {
-        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
-        to = {load_constant(scales), load_constant(scales + 8 * 16)};
-    }
-
-     __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                      const Scales &scales, int chunk, bool) {
-        const uint32_t upper[4] = {scales.upper.x, scales.upper.y, scales.upper.z, scales.upper.w};
-        const uint32_t lower[4] = {scales.lower.x, scales.lower.y, scales.lower.z, scales.lower.w};
-        scale[0] = {__uint_as_float(upper[chunk]), __uint_as_float(lower[chunk])};
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                     const Scales &scales, int chunk, bool) {
+        const uint2 words = scales.of(chunk);
+        scale[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
     }
 
     struct Decoder {

@@ -23,6 +23,19 @@
 
 namespace linear {
 
+// Sixteen bytes of constant data that neighbours read too.
+__device__ __forceinline__ uint4 load_constant(const void *from) { return __ldg(static_cast<const uint4 *>(from)); }
+
+// A record's scales of rows g and g + 8, a word a chunk.
+struct ScaleWords {
+    uint4 upper, lower;
+
+    __device__ __forceinline__ uint2 of(int chunk) const {
+        const uint32_t above[4] = {upper.x, upper.y, upper.z, upper.w}, below[4] = {lower.x, lower.y, lower.z, lower.w};
+        return {above[chunk], below[chunk]};
+    }
+};
+
 template <class Layout> struct Tiled : Layout {
     static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false, IN_PLACE = false;
     static constexpr int PAIRED_AHEAD = 4;
@@ -49,6 +62,11 @@ template <class Layout> struct Tiled : Layout {
     __device__ __forceinline__ static void advance(Record &record, int records) {
         record.codes += records * Layout::RECORD_BYTES;
     }
+
+    __device__ __forceinline__ static void load(ScaleWords &to, const Record &record, int held, int lane) {
+        const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
+        to = {load_constant(scales), load_constant(scales + 8 * 16)};
+    }
 };
 
 // Decoders that need no memory.
@@ -56,9 +74,6 @@ struct NoTable {
     static constexpr int BYTES = 0;
     __device__ __forceinline__ NoTable(uint8_t *, int) {}
 };
-
-// Sixteen bytes of constant data that neighbours read too.
-__device__ __forceinline__ uint4 load_constant(const void *from) { return __ldg(static_cast<const uint4 *>(from)); }
 
 // The two FP16 numbers of a word in single precision.
 __device__ __forceinline__ float2 halves(uint32_t word) {
