@@ -175,17 +175,29 @@ fn rows_agree_with_double_precision_for_every_width_and_mask() {
 }
 
 #[test]
-fn rows_agree_with_double_precision_for_every_group_and_in_batches() {
+fn rows_agree_with_double_precision_for_every_group() {
     let Some(gpu) = gpu() else { return };
     for (heads, kv_heads) in [(4, 4), (6, 2), (4, 1), (7, 1), (16, 2)] {
         check(&gpu, [1, 70, 133, heads, kv_heads, 64], Mask::Causal);
     }
-    for head_width in [64, 128] {
-        check(&gpu, [3, 129, 200, 4, 2, head_width], Mask::Causal);
-        // Enough blocks for the large ones.
-        check(&gpu, [8, 290, 290, 32, 8, head_width], Mask::Window(150));
-        // And enough for heads to follow each other.
-        check(&gpu, [20, 193, 193, 64, 8, head_width], Mask::Window(9));
+}
+
+test_each!(
+    rows_agree_with_double_precision_in_batches,
+    check_batches,
+    width_64: ([3, 129, 200, 4, 2, 64], super::Mask::Causal),
+    width_128: ([3, 129, 200, 4, 2, 128], super::Mask::Causal),
+    // Enough blocks for the large ones.
+    width_64_in_large_blocks: ([8, 290, 290, 32, 8, 64], super::Mask::Window(150)),
+    width_128_in_large_blocks: ([8, 290, 290, 32, 8, 128], super::Mask::Window(150)),
+    // And enough for heads to follow each other.
+    width_64_head_after_head: ([20, 193, 193, 64, 8, 64], super::Mask::Window(9)),
+    width_128_head_after_head: ([20, 193, 193, 64, 8, 128], super::Mask::Window(9)),
+);
+
+fn check_batches((shape, mask): ([usize; 6], Mask)) {
+    if let Some(gpu) = gpu() {
+        check(&gpu, shape, mask);
     }
 }
 

@@ -312,24 +312,30 @@ fn gradients_equal_double_precision_for_other_widths() {
     }
 }
 
-#[test]
-fn gradients_equal_double_precision_in_large_grids() {
-    let Some(gpu) = gpu() else { return };
+test_each!(
+    gradients_equal_double_precision_in_large_grids,
+    check_large_grid,
     // Enough blocks for the large tiles, of short documents.
-    let documents = [
-        (100, 100, Sees::Causal),
-        (90, 90, Sees::All),
-        (130, 130, Sees::Window(40)),
-        (30, 30, Sees::Nothing),
-        (80, 80, Sees::Causal),
-    ];
-    for head_width in [64, 128] {
-        Case::new(&documents, [96, 96, head_width]).check(&gpu);
-        Case::new(&documents, [192, 96, head_width]).check(&gpu);
-    }
+    width_64: (&super::SHORT, [96, 96, 64]),
+    width_64_of_groups: (&super::SHORT, [192, 96, 64]),
+    width_128: (&super::SHORT, [96, 96, 128]),
+    width_128_of_groups: (&super::SHORT, [192, 96, 128]),
     // And enough for the order of blocks that does not rank tiles.
-    for head_width in [8, 64] {
-        Case::new(&[(150, 150, Sees::Window(9))], [2400, 1200, head_width]).check(&gpu);
+    width_8_of_many_heads: (&[(150, 150, super::Sees::Window(9))], [2400, 1200, 8]),
+    width_64_of_many_heads: (&[(150, 150, super::Sees::Window(9))], [2400, 1200, 64]),
+);
+
+const SHORT: [(usize, usize, Sees); 5] = [
+    (100, 100, Sees::Causal),
+    (90, 90, Sees::All),
+    (130, 130, Sees::Window(40)),
+    (30, 30, Sees::Nothing),
+    (80, 80, Sees::Causal),
+];
+
+fn check_large_grid((documents, heads): (&[(usize, usize, Sees)], [usize; 3])) {
+    if let Some(gpu) = gpu() {
+        Case::new(documents, heads).check(&gpu);
     }
 }
 

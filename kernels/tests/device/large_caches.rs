@@ -1,5 +1,7 @@
 //! Caches of more than 2^31 elements: what lies behind that many is read and written as in a small cache.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use ironloom_kernels::{
     Attention, AttentionFew, Buffer, FewShape, Gpu, Kernels, Mask, RopeAppend, attention_few, attention_with,
     rope_append,
@@ -14,8 +16,10 @@ use crate::{
 const ZEROS: usize = 1 << 31;
 /// The positions that hold numbers, the last of a cache; a multiple of every kernel's tile.
 const KNOWN: usize = 4096;
-/// Two caches of each test that runs at the same time, and what is left to others.
-const ROOM: usize = 24 << 30;
+/// The caches of a test, and what is left to others.
+const ROOM: usize = 16 << 30;
+/// Held by the test whose caches are on the card.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Heads, and the numbers of the last positions.
 struct Case {
@@ -116,15 +120,16 @@ impl Case {
     }
 }
 
-/// The first device, where it has the room.
-fn large_gpu() -> Option<Gpu> {
+/// The first device, where it has the room, and this test's turn on it.
+fn large_gpu() -> Option<(Gpu, MutexGuard<'static, ()>)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let gpu = gpu()?;
     let available = gpu.available_bytes().unwrap();
     if available < ROOM {
         println!("skipped: {available} bytes are available, and {ROOM} are needed");
         return None;
     }
-    Some(gpu)
+    Some((gpu, turn))
 }
 
 /// The output of attention of few rows for one row at the cache's last position.
@@ -157,24 +162,30 @@ fn decode(gpu: &Gpu, case: &Case, cache: &Cache, window: Option<usize>) -> Vec<f
     read_split(gpu, &out, 1, heads * head_width)
 }
 
-#[test]
-fn a_row_decodes_behind_two_to_the_31_elements() {
-    let Some(gpu) = large_gpu() else { return };
-    // The last width is that of the kernel for any.
-    for (kv_heads, head_width) in [(8, 64), (8, 128), (4, 256), (8, 80)] {
-        let case = Case::new(kv_heads, head_width, 1);
-        let caches = case.caches(&gpu);
-        // One leaf of chunks, and several.
-        for window in [700, 3000] {
-            let [small, large] = caches.each_ref().map(|cache| decode(&gpu, &case, cache, Some(window)));
-            assert!(small == large, "width {head_width}, window {window}");
-        }
-        for cache in &caches {
-            let out = decode(&gpu, &case, cache, None);
-            let error = relative_error(&out, &case.expected(cache.length - KNOWN));
-            assert!(error < 1e-4, "width {head_width}, {} positions: {error:.2e}", cache.length);
-            case.check_appended(&gpu, cache);
-        }
+test_each!(
+    a_row_decodes_behind_two_to_the_31_elements,
+    check_decoding,
+    width_64: [8, 64],
+    width_128: [8, 128],
+    width_256: [4, 256],
+    // By the kernel for any width.
+    width_80: [8, 80],
+);
+
+fn check_decoding([kv_heads, head_width]: [usize; 2]) {
+    let Some((gpu, _turn)) = large_gpu() else { return };
+    let case = Case::new(kv_heads, head_width, 1);
+    let caches = case.caches(&gpu);
+    // One leaf of chunks, and several.
+    for window in [700, 3000] {
+        let [small, large] = caches.each_ref().map(|cache| decode(&gpu, &case, cache, Some(window)));
+        assert!(small == large, "width {head_width}, window {window}");
+    }
+    for cache in &caches {
+        let out = decode(&gpu, &case, cache, None);
+        let error = relative_error(&out, &case.expected(cache.length - KNOWN));
+        assert!(error < 1e-4, "width {head_width}, {} positions: {error:.2e}", cache.length);
+        case.check_appended(&gpu, cache);
     }
 }
 
@@ -229,23 +240,29 @@ fn append(gpu: &Gpu, case: &Case, cache: &Cache) -> Buffer {
     queries
 }
 
-#[test]
-fn a_prompt_goes_on_behind_two_to_the_31_elements() {
-    let Some(gpu) = large_gpu() else { return };
-    for (kv_heads, head_width) in [(8, 64), (8, 96), (8, 128), (4, 256)] {
-        let case = Case::new(kv_heads, head_width, 20);
-        let caches = case.caches(&gpu);
-        let queries = caches.each_ref().map(|cache| append(&gpu, &case, cache));
-        let expected = caches.each_ref().map(|cache| case.expected(cache.length - KNOWN));
-        for kernels in [Kernels::Fastest, Kernels::Portable] {
-            let run = |i: usize, mask| prompt(&gpu, &case, &caches[i], &queries[i], mask, kernels);
-            let name = format!("width {head_width}, {kernels:?}");
-            assert!(run(0, Mask::Window(1000)) == run(1, Mask::Window(1000)), "{name}");
-            for (i, expected) in expected.iter().enumerate() {
-                let error = relative_error(&run(i, Mask::Causal), expected);
-                assert!(error < 1e-2, "{name}, {} positions: {error:.2e}", caches[i].length);
-            }
+test_each!(
+    a_prompt_goes_on_behind_two_to_the_31_elements,
+    check_prompt,
+    width_64: [8, 64],
+    width_96: [8, 96],
+    width_128: [8, 128],
+    width_256: [4, 256],
+);
+
+fn check_prompt([kv_heads, head_width]: [usize; 2]) {
+    let Some((gpu, _turn)) = large_gpu() else { return };
+    let case = Case::new(kv_heads, head_width, 20);
+    let caches = case.caches(&gpu);
+    let queries = caches.each_ref().map(|cache| append(&gpu, &case, cache));
+    let expected = caches.each_ref().map(|cache| case.expected(cache.length - KNOWN));
+    for kernels in [Kernels::Fastest, Kernels::Portable] {
+        let run = |i: usize, mask| prompt(&gpu, &case, &caches[i], &queries[i], mask, kernels);
+        let name = format!("width {head_width}, {kernels:?}");
+        assert!(run(0, Mask::Window(1000)) == run(1, Mask::Window(1000)), "{name}");
+        for (i, expected) in expected.iter().enumerate() {
+            let error = relative_error(&run(i, Mask::Causal), expected);
+            assert!(error < 1e-2, "{name}, {} positions: {error:.2e}", caches[i].length);
         }
-        caches.iter().for_each(|cache| case.check_appended(&gpu, cache));
     }
+    caches.iter().for_each(|cache| case.check_appended(&gpu, cache));
 }
