@@ -1,7 +1,8 @@
 //! `cargo xtask test`: every check of the workspace, the quick ones first, stopping at the first that fails.
 //!
-//! Format → house rules → nvcc → clippy → documentation → build → parity → a card's host → documentation tests → all tests. The test runner comes
-//! last and its counts are printed as the closing line, so that whoever reads the end of a long log sees what was tested.
+//! Format → house rules → nvcc → clippy → documentation → build → parity → a card's host → documentation tests → a real fine-tune → all
+//! tests. The test runner comes last and all counts are printed as the closing line, so that whoever reads the end of a long log sees
+//! what was tested.
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read, Write},
@@ -27,6 +28,9 @@ pub(crate) struct Arguments {
 
 /// Every crate with every feature, the same in each stage so that nothing is built twice.
 const EVERYTHING: &[&str] = &["--workspace", "--all-features"];
+
+/// The test that fine-tunes the real model, which takes minutes without optimization, so the other runner leaves it out.
+const FINE_TUNE: &[&str] = &["test", "--release", "--package", "ironloom", "--test", "finetune", "--", "--ignored"];
 
 /// How many tests ran, over all runners of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,14 +68,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     stages.run("documentation tests", || command(workspace::cargo(&[&["test"], EVERYTHING, &["--doc"]].concat())))?;
 
     let model = if arguments.no_model { None } else { stages.fetch_model() };
-    stages.run("tests", || {
-        let mut tests = test_runner();
-        // Tests look for the model in this folder, whichever way it was chosen.
-        if let Some(folder) = model.as_deref().and_then(Path::parent) {
-            tests.env("IRONLOOM_CACHE", folder);
-        }
+    // Tests look for the model in this folder, whichever way it was chosen.
+    let folder = model.as_deref().and_then(Path::parent);
+    let on_model = |mut tests: Command| {
+        tests.envs(folder.map(|folder| ("IRONLOOM_CACHE", folder)));
         command(tests)
-    })?;
+    };
+    if folder.is_some() {
+        stages.run("a real fine-tune", || on_model(workspace::cargo(FINE_TUNE)))?;
+    }
+    stages.run("tests", || on_model(test_runner()))?;
     stages.close();
     Ok(())
 }
