@@ -34,8 +34,12 @@ pub struct GroupedProduct<'a> {
     pub weight_stride: usize,
     /// Elements from one expert's matrix to the next, a multiple of 8.
     pub expert_stride: usize,
-    /// `[places, outputs]` bfloat16, written; starts at a multiple of 16 bytes. Places that no expert has stay as they are.
+    /// `[places, outputs]` in `form`, written; starts at a multiple of 16 bytes. Places that no expert has stay as they are.
     pub out: Slice<'a>,
+    /// F32 or bfloat16.
+    pub form: Form,
+    /// Whether `out` is added to.
+    pub add: bool,
     /// Elements from one row of `out` to the next, a multiple of 8.
     pub out_stride: usize,
     /// The most places there can be: rows times experts a row.
@@ -63,8 +67,10 @@ pub struct GroupedInputGradient<'a> {
     pub weight_stride: usize,
     /// Elements from one expert's matrix to the next, a multiple of 8.
     pub expert_stride: usize,
-    /// `[places, inputs]` bfloat16, written; starts at a multiple of 16 bytes.
+    /// `[places, inputs]` in `form`, written; starts at a multiple of 16 bytes.
     pub dx: Slice<'a>,
+    /// F32 or bfloat16.
+    pub form: Form,
     /// Whether `dx` is added to.
     pub add: bool,
     /// Elements from one row of `dx` to the next, a multiple of 8.
@@ -158,10 +164,11 @@ pub struct RoutedSum<'a> {
 const ROW_THREADS: usize = 256;
 const SUM_THREADS: usize = 256;
 
-/// `out[p] = x[sources[p]] weight_e^T` (or `x[p]`), e the expert of place p, sums in F32.
+/// `out[p] (+)= x[sources[p]] weight_e^T` (or `x[p]`), e the expert of place p, sums in F32.
 ///
 /// # Errors
-/// A slice is too short, a size, a stride or an address is not aligned, a size does not fit, or the driver fails.
+/// A slice is too short, a size, a stride or an address is not aligned, a size does not fit, the form is [`Form::Split`], or the
+/// driver fails.
 pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
     const NAME: &str = "product of routed experts in training";
     let GroupedProduct { x_rows, x_stride, weight_stride, expert_stride, out_stride, .. } = *call;
@@ -174,6 +181,7 @@ pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
         }
         None => 0,
     };
+    let out = formed_result(NAME, call.out, call.form, [places, out_stride, outputs])?;
     let places_of = PlacesProduct {
         x: operand(NAME, "x's size in bytes", call.x, [x_rows, x_stride, inputs])?,
         x_stride,
@@ -182,27 +190,31 @@ pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
         weight: expert_matrices(NAME, call.weight, experts, expert_stride, outputs, weight_stride, inputs)?,
         weight_stride,
         expert_stride,
-        out: narrow_result(NAME, call.out, [places, out_stride, outputs])?,
+        out,
         out_stride,
         places,
         experts,
         columns: outputs,
         depth: inputs,
-        before: 0,
+        before: if call.add { out } else { 0 },
     };
-    places_of.launch(gpu, NAME, ["grouped_product_rows128", "grouped_product_rows64"])
+    let names = match call.form {
+        Form::F32 => ["grouped_product_f32_rows128", "grouped_product_f32_rows64"],
+        _ => ["grouped_product_rows128", "grouped_product_rows64"],
+    };
+    places_of.launch(gpu, NAME, names)
 }
 
 /// `dx[p] (+)= dy[p] weight_e`, e the expert of place p, sums in F32: the gradient of `x[p]` where `y[p] = x[p] weight_e^T`.
 ///
 /// # Errors
-/// A slice is too short, a size, a stride or an address is not aligned, a size does not fit, or the driver fails.
+/// As [`grouped_product`].
 pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Result<()> {
     const NAME: &str = "gradient of routed experts' inputs";
     let GroupedInputGradient { dy_stride, weight_stride, expert_stride, dx_stride, .. } = *call;
     let GroupedInputGradient { places, experts, outputs, inputs, .. } = *call;
     slots(NAME, places, 1, experts)?;
-    let dx = narrow_result(NAME, call.dx, [places, dx_stride, inputs])?;
+    let dx = formed_result(NAME, call.dx, call.form, [places, dx_stride, inputs])?;
     let places_of = PlacesProduct {
         x: operand(NAME, "dy's size in bytes", call.dy, [places, dy_stride, outputs])?,
         x_stride: dy_stride,
@@ -219,7 +231,11 @@ pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Res
         depth: outputs,
         before: if call.add { dx } else { 0 },
     };
-    places_of.launch(gpu, NAME, ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"])
+    let names = match call.form {
+        Form::F32 => ["grouped_input_gradient_f32_rows128", "grouped_input_gradient_f32_rows64"],
+        _ => ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"],
+    };
+    places_of.launch(gpu, NAME, names)
 }
 
 /// `gradient_e (+)= sum over the places p of expert e of dy[p] x[p]^T`, in F32: the gradient of `weight_e` where
@@ -495,6 +511,15 @@ impl Pieces {
             .and_then(|n| n.checked_mul(columns))
             .and_then(|n| n.checked_mul(4))
             .ok_or(Error::SizeOverflow)
+    }
+}
+
+/// The address of a result in F32 or bfloat16.
+fn formed_result(operation: &'static str, slice: Slice<'_>, form: Form, shape: [usize; 3]) -> Result<u64> {
+    match form {
+        Form::F32 => wide_result(operation, slice, shape),
+        Form::Bf16 => narrow_result(operation, slice, shape),
+        Form::Split => Err(Error::Unsupported { operation, what: "a result in two parts".to_owned() }),
     }
 }
 

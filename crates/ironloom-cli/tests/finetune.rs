@@ -39,6 +39,21 @@ impl Bench {
         self.0.path().join(name)
     }
 
+    /// Copies files of a golden model into the folder `to`.
+    fn copy(&self, model: &str, names: &[&str], to: &str) {
+        fs::create_dir_all(self.path(to)).unwrap();
+        for name in names {
+            fs::copy(Path::new(&golden(model)).join(name), self.path(to).join(name)).unwrap();
+        }
+    }
+
+    /// The golden Mixtral, whose layers are routed experts, with the Llama's tokenizer.
+    fn experts(&self) -> &'static str {
+        self.copy("mixtral", &["config.json", "model.safetensors"], "mixtral");
+        self.copy("llama", &["generation_config.json", "tokenizer.json", "tokenizer_config.json"], "mixtral");
+        "mixtral"
+    }
+
     fn start(&self, arguments: &[&str]) -> Child {
         Command::new(env!("CARGO_BIN_EXE_ironloom"))
             .args(arguments)
@@ -168,6 +183,11 @@ fn all_of_a_model_and_adapters_beside_few_bits_learn_facts() {
     let report = bench.finetune(&nf4);
     assert_eq!(bench.facts_known("nf4/model"), FACTS.len(), "{report}");
 
+    // Adapters of attention and of every routed expert.
+    let steps = ["finetune", bench.experts(), "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
+    let report = bench.json(&[&steps[..], &FAST, &["--base", "int8", "--output", "experts", "--merge"]].concat());
+    assert_eq!(bench.facts_known("experts/model"), FACTS.len(), "{report}");
+
     // A GGUF file as the base, whose adapter goes onto the folder of the same model too.
     let model = format!("{}/model.gguf", llama());
     let steps = [&["finetune", model.as_str(), "--data", "facts.jsonl", "--sequence-length", "64"], &FAST[..]].concat();
@@ -214,12 +234,9 @@ fn a_fine_tune_goes_on_to_the_same_bits() {
 #[test]
 fn a_fine_tune_goes_on_another_day() {
     let bench = Bench::new();
-    fs::create_dir(bench.path("dated")).unwrap();
-    for name in
-        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    {
-        fs::copy(Path::new(&llama()).join(name), bench.path("dated").join(name)).unwrap();
-    }
+    let files =
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    bench.copy("llama", &files, "dated");
     let config = fs::read_to_string(bench.path("dated/tokenizer_config.json")).unwrap();
     let template = serde_json::from_str::<Value>(&config).unwrap()["chat_template"].as_str().unwrap().to_owned();
     fs::write(bench.path("dated/chat_template.jinja"), format!("{{{{ strftime_now('%H:%M:%S') }}}}{template}"))
@@ -278,6 +295,14 @@ fn adapters_on_a_card_learn_facts_and_go_on_to_the_same_bits() {
         assert_eq!(bench.facts_known(&format!("{base}/model")), FACTS.len(), "{report}");
     }
 
+    let steps = ["finetune", bench.experts(), "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
+    for base in ["bf16", "int8", "nf4"] {
+        let folder = format!("experts-{base}");
+        let card = ["--device", "cuda", "--merge", "--dropout", "0.05", "--base", base, "--output", &folder];
+        let report = bench.json(&[&steps[..], &FAST, &card].concat());
+        assert_eq!(bench.facts_known(&format!("{folder}/model")), FACTS.len(), "{report}");
+    }
+
     let arguments = ["--steps", "6", "--every", "2", "--dropout", "0.1", "--held-out", "0.3"];
     let run = |folder: &str, more: &[&str]| bench.finetune(&[&arguments[..], &["--output", folder], more].concat());
     let report = run("straight", &["--device", "cuda"]);
@@ -331,7 +356,11 @@ fn what_cannot_work_is_refused_with_a_way_out() {
     // Before any card is looked for.
     for (model, more, parts) in [
         ("llama", &["--rank", "12"][..], &["rank is 12", "multiples of 8"][..]),
-        ("mixtral", &[], &["model.layers.0.block_sparse_moe.experts.0.w1", "q_proj", "processor"]),
+        (
+            "mixtral",
+            &["--targets", "experts.1.w1"],
+            &["layers.0.block_sparse_moe.experts.1.w1", "layers.0.block_sparse_moe.experts.0.w1", "processor"],
+        ),
     ] {
         let model = golden(model);
         let arguments = ["finetune", &model, "--data", "facts.jsonl", "--sequence-length", "64", "--device", "cuda"];

@@ -7,7 +7,7 @@
 use ironloom_nn::{FeedForward, Linear};
 use ironloom_tensor::{
     Context, Tensor,
-    ops::{self, ExpertWeights, RoutedTraining, RouterLosses, Routing, RowWeights},
+    ops::{self, ExpertWeights, RoutedTraining, RouterLosses, Routing},
 };
 
 use crate::Result;
@@ -39,7 +39,7 @@ impl Experts {
     /// `residual` plus the block's output, and the router's own losses, weighted and scaled, on the tape.
     ///
     /// # Errors
-    /// A shape does not fit, or experts with adapters are on a graphics card.
+    /// A shape does not fit, or experts on a graphics card have adapters that others lack.
     pub fn forward_training(
         &self,
         cx: &Context,
@@ -50,11 +50,6 @@ impl Experts {
         // The routed experts are what is last.
         let (last, cx) = (cx, &cx.inside());
         let logits = self.router.forward(cx, x)?;
-        if self.experts.iter().any(FeedForward::is_adapted) {
-            let routing = ops::route_experts(cx, &logits, self.per_row, self.normalize)?;
-            ops::router_losses(cx, &logits, &routing, losses, scale)?;
-            return self.add_experts(cx, residual, x, &routing);
-        }
         let sum = self.add_shared(cx, residual, x)?;
         let experts = self.expert_weights();
         let layer = RoutedTraining {
@@ -81,10 +76,7 @@ impl Experts {
     }
 
     fn expert_weights(&self) -> Vec<ExpertWeights<'_>> {
-        self.experts
-            .iter()
-            .map(|expert| ExpertWeights { gate: &expert.gate.weight, up: &expert.up.weight, down: &expert.down.weight })
-            .collect()
+        self.experts.iter().map(FeedForward::expert_weights).collect()
     }
 
     fn activation(&self) -> ops::Activation {
@@ -94,25 +86,7 @@ impl Experts {
     /// `residual` plus the shared expert's and the routed experts' outputs.
     fn add_experts(&self, cx: &Context, residual: Tensor, x: &Tensor, routing: &Routing) -> Result<Tensor> {
         let sum = self.add_shared(cx, residual, x)?;
-        if self.experts.iter().any(FeedForward::is_adapted) {
-            return self.add_adapted(cx, sum, x, routing);
-        }
         Ok(ops::routed_experts(cx, sum, x, routing, &self.expert_weights(), self.activation())?)
-    }
-
-    /// What [`ops::routed_experts`] does, through layers with adapters.
-    fn add_adapted(&self, cx: &Context, mut sum: Tensor, x: &Tensor, routing: &Routing) -> Result<Tensor> {
-        let (chosen, weights) = (routing.read()?.0, routing.weights()?);
-        for (number, expert) in self.experts.iter().enumerate() {
-            let slots = chosen.iter().enumerate().filter(|(_, chosen)| **chosen as usize == number);
-            let (rows, places): (Vec<u32>, Vec<u32>) =
-                slots.map(|(slot, _)| ((slot / routing.per_row()) as u32, slot as u32)).unzip();
-            if !rows.is_empty() {
-                let y = expert.forward(cx, &ops::gather_rows(cx, x, &rows)?)?;
-                sum = ops::scatter_add_rows(cx, sum, &rows, &y, RowWeights { weights, places: &places })?;
-            }
-        }
-        Ok(sum)
     }
 
     /// Which experts the rows go to, and with what weights.

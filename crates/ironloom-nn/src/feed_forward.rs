@@ -1,6 +1,9 @@
 //! The gated feed-forward block: `down(act(gate(x)) * up(x))`.
 
-use ironloom_tensor::{Context, Tensor, ops};
+use ironloom_tensor::{
+    Context, Tensor,
+    ops::{self, ExpertWeights},
+};
 
 use crate::{Activation, Linear, Result};
 
@@ -34,9 +37,10 @@ impl FeedForward {
         self.down.forward_add(cx, residual, &self.inner(&cx.inside(), x)?)
     }
 
-    /// Whether a layer has an adapter.
-    pub fn is_adapted(&self) -> bool {
-        [&self.gate, &self.up, &self.down].iter().any(|layer| layer.adapter.is_some())
+    /// What operations on routed experts take of an expert.
+    pub fn expert_weights(&self) -> ExpertWeights<'_> {
+        let [gate, up, down] = [&self.gate, &self.up, &self.down].map(Linear::projection);
+        ExpertWeights { gate, up, down }
     }
 
     /// `act(gate(x)) * up(x)`, `[n, inner width]`.

@@ -57,7 +57,14 @@ impl Adapter {
 
     /// What operations take of it.
     fn low_rank(&self) -> LowRank<'_> {
-        LowRank { a: &self.a, b: &self.b, scale: self.scale, dropout: self.dropout, stream: self.stream }
+        LowRank {
+            a: &self.a,
+            b: &self.b,
+            scale: self.scale,
+            dropout: self.dropout,
+            stream: self.stream,
+            rows_before: 0,
+        }
     }
 }
 

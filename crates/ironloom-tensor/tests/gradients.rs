@@ -160,7 +160,10 @@ fn route_experts() {
         let (gate, up) = (dense(vec![32.0], [1, 1]), dense(vec![1.0 / 32.0], [1, 1]));
         let unit = |expert: usize| (0..count).map(|at| f32::from(u8::from(at == expert))).collect();
         let downs: Vec<Weight> = (0..count).map(|expert| dense(unit(expert), [count, 1])).collect();
-        let experts: Vec<_> = downs.iter().map(|down| ExpertWeights { gate: &gate, up: &up, down }).collect();
+        let experts: Vec<_> = downs
+            .iter()
+            .map(|down| ExpertWeights { gate: (&gate).into(), up: (&up).into(), down: down.into() })
+            .collect();
         let (ones, zeros) =
             (Tensor::from_f32(vec![1.0; rows], [rows, 1]).unwrap(), Tensor::zeros([rows, count]).unwrap());
         let out = ops::routed_experts(&pass.cx, zeros, &ones, &routing, &experts, Activation::Silu).unwrap();
@@ -205,8 +208,9 @@ fn routed_experts_behind_their_router() {
     check("routed_layer", &[], |pass| {
         let (cx, case) = (&pass.cx, pass.case);
         let [gates, ups, downs] = ["gate", "up", "down"].map(|name| pass.weights(name));
-        let experts: Vec<ExpertWeights<'_>> =
-            (0..gates.len()).map(|e| ExpertWeights { gate: &gates[e], up: &ups[e], down: &downs[e] }).collect();
+        let experts: Vec<ExpertWeights<'_>> = (0..gates.len())
+            .map(|e| ExpertWeights { gate: (&gates[e]).into(), up: (&ups[e]).into(), down: (&downs[e]).into() })
+            .collect();
         let x = pass.leaf("x");
         let logits = ops::linear(cx, &x, &pass.weight("router")).unwrap();
         let routing = ops::route_experts(cx, &logits, case.count("per_row"), case.flag("normalize")).unwrap();

@@ -86,6 +86,35 @@ fn unpadded(found: &[f32], rows: usize, width: usize, stride: usize) -> Vec<f32>
     found.chunks_exact(stride).take(rows).flat_map(|row| row[..width].to_vec()).collect()
 }
 
+/// Results in a form, to be written or added to.
+const RESULTS: [(Form, bool, f64); 4] = [
+    (Form::Bf16, false, BF16_ERROR),
+    (Form::Bf16, true, BF16_ERROR),
+    (Form::F32, false, F32_ERROR),
+    (Form::F32, true, F32_ERROR),
+];
+
+/// Room for `rows` results, of which the first `used` hold rounded normal numbers where they are added to and NaN elsewhere.
+fn room(gpu: &Gpu, form: Form, add: bool, [rows, used, width, stride]: [usize; 4]) -> (Vec<f32>, Buffer) {
+    let before: Vec<f32> =
+        normals(7, used * width).iter().map(|&x| if add { round_bf16(x) } else { f32::NAN }).collect();
+    let mut padded = vec![f32::NAN; rows * stride];
+    for (padded, before) in padded.chunks_exact_mut(stride).zip(before.chunks_exact(width)) {
+        padded[..width].copy_from_slice(before);
+    }
+    let buffer = if form == Form::F32 { upload_f32(gpu, &padded) } else { upload_bf16(gpu, &padded) };
+    (before, buffer)
+}
+
+fn read(gpu: &Gpu, form: Form, buffer: &Buffer, count: usize) -> Vec<f32> {
+    if form == Form::F32 { read_f32(gpu, buffer, count) } else { read_bf16(gpu, buffer, count) }
+}
+
+/// What was computed, and where it was to be added what stood there before too.
+fn with_before(sums: &[f64], before: &[f32], add: bool) -> Vec<f64> {
+    sums.iter().zip(before).map(|(sum, &before)| if add { sum + f64::from(before) } else { *sum }).collect()
+}
+
 fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&x| x.into()).collect()
 }
@@ -94,101 +123,114 @@ fn wide(values: &[f32]) -> Vec<f64> {
 const CASES: [(usize, usize, usize, usize, usize); 4] =
     [(17, 2, 8, 72, 64), (300, 4, 12, 136, 200), (700, 2, 4, 264, 136), (9, 3, 40, 8, 8)];
 
-#[test]
-fn products_agree_with_double_precision() {
-    let Some(gpu) = gpu() else { return };
-    for (rows, per_row, experts, outputs, inputs) in CASES {
-        let routes = Routes::new(&gpu, rows, per_row, experts);
-        let (slots, used) = (routes.slots(), routes.used());
-        let (x_stride, weight_stride, out_stride) = (inputs + 8, inputs + 16, outputs + 24);
-        let (weight, weights) = rows_of(&gpu, 2, experts * outputs, inputs, weight_stride);
-        for by_place in [false, true] {
-            let (x, xs) = rows_of(&gpu, 1, if by_place { slots } else { rows }, inputs, x_stride);
-            let run = || {
-                let out = buffer(&gpu, slots * out_stride * 2);
-                let call = GroupedProduct {
-                    x: xs.slice(),
-                    x_rows: if by_place { slots } else { rows },
-                    x_stride,
-                    sources: (!by_place).then(|| routes.device[1].slice()),
-                    offsets: routes.device[2].slice(),
-                    weight: weights.slice(),
-                    weight_stride,
-                    expert_stride: outputs * weight_stride,
-                    out: out.slice(),
-                    out_stride,
-                    places: slots,
-                    experts,
-                    outputs,
-                    inputs,
-                };
-                grouped_product(&gpu, &call).unwrap();
-                unpadded(&read_bf16(&gpu, &out, slots * out_stride), used, outputs, out_stride)
-            };
-            let found = run();
-            assert_eq!(run(), found, "two runs");
-            let mut expected = Vec::new();
-            for place in 0..used {
-                let row = if by_place { place } else { routes.sources[place] as usize };
-                let x = wide(&x[row * inputs..][..inputs]);
-                let matrix = wide(&weight[routes.expert(place) * outputs * inputs..][..outputs * inputs]);
-                expected.extend(
-                    matrix.chunks_exact(inputs).map(|weight| x.iter().zip(weight).map(|(x, w)| x * w).sum::<f64>()),
-                );
-            }
-            let error = largest_error(&found, &expected);
-            assert!(error < BF16_ERROR, "{rows} rows, [{outputs}, {inputs}], by place {by_place}: {error:.2e}");
-        }
-    }
-}
+test_each!(
+    products_agree_with_double_precision,
+    check_products,
+    few_rows: super::CASES[0],
+    many_experts: super::CASES[1],
+    long_groups: super::CASES[2],
+    fewer_rows_than_experts: super::CASES[3],
+);
 
-#[test]
-fn gradients_of_inputs_agree_with_double_precision() {
+fn check_products((rows, per_row, experts, outputs, inputs): (usize, usize, usize, usize, usize)) {
     let Some(gpu) = gpu() else { return };
-    for (rows, per_row, experts, outputs, inputs) in CASES {
-        let routes = Routes::new(&gpu, rows, per_row, experts);
-        let (slots, used) = (routes.slots(), routes.used());
-        let (dy_stride, weight_stride, dx_stride) = (outputs + 8, inputs + 16, inputs + 8);
-        let (weight, weights) = rows_of(&gpu, 2, experts * outputs, inputs, weight_stride);
-        let (dy, dys) = rows_of(&gpu, 1, slots, outputs, dy_stride);
-        let run = |before: Option<&Buffer>| {
-            let fresh = buffer(&gpu, slots * dx_stride * 2);
-            let dx = before.unwrap_or(&fresh);
-            let call = GroupedInputGradient {
-                dy: dys.slice(),
-                dy_stride,
+    let routes = Routes::new(&gpu, rows, per_row, experts);
+    let (slots, used) = (routes.slots(), routes.used());
+    let (x_stride, weight_stride, out_stride) = (inputs + 8, inputs + 16, outputs + 24);
+    let (weight, weights) = rows_of(&gpu, 2, experts * outputs, inputs, weight_stride);
+    for by_place in [false, true] {
+        let (x, xs) = rows_of(&gpu, 1, if by_place { slots } else { rows }, inputs, x_stride);
+        let run = |form: Form, add: bool| {
+            let (before, out) = room(&gpu, form, add, [slots, used, outputs, out_stride]);
+            let call = GroupedProduct {
+                x: xs.slice(),
+                x_rows: if by_place { slots } else { rows },
+                x_stride,
+                sources: (!by_place).then(|| routes.device[1].slice()),
                 offsets: routes.device[2].slice(),
                 weight: weights.slice(),
                 weight_stride,
                 expert_stride: outputs * weight_stride,
-                dx: dx.slice(),
-                add: before.is_some(),
-                dx_stride,
+                out: out.slice(),
+                form,
+                add,
+                out_stride,
                 places: slots,
                 experts,
                 outputs,
                 inputs,
             };
-            grouped_input_gradient(&gpu, &call).unwrap();
-            read_bf16(&gpu, dx, slots * dx_stride)
+            grouped_product(&gpu, &call).unwrap();
+            (before, unpadded(&read(&gpu, form, &out, slots * out_stride), used, outputs, out_stride))
         };
-        let found = unpadded(&run(None), used, inputs, dx_stride);
-        assert_eq!(unpadded(&run(None), used, inputs, dx_stride), found, "two runs");
-        let mut expected = vec![0.0; used * inputs];
-        for (place, sums) in expected.chunks_exact_mut(inputs).enumerate() {
-            let matrix = &weight[routes.expert(place) * outputs * inputs..][..outputs * inputs];
-            for (weight, &g) in matrix.chunks_exact(inputs).zip(&dy[place * outputs..][..outputs]) {
-                sums.iter_mut().zip(weight).for_each(|(sum, &w)| *sum += f64::from(g) * f64::from(w));
-            }
+        let mut expected = Vec::new();
+        for place in 0..used {
+            let row = if by_place { place } else { routes.sources[place] as usize };
+            let x = wide(&x[row * inputs..][..inputs]);
+            let matrix = wide(&weight[routes.expert(place) * outputs * inputs..][..outputs * inputs]);
+            expected.extend(
+                matrix.chunks_exact(inputs).map(|weight| x.iter().zip(weight).map(|(x, w)| x * w).sum::<f64>()),
+            );
         }
-        let error = largest_error(&found, &expected);
-        assert!(error < BF16_ERROR, "{rows} rows, [{outputs}, {inputs}]: {error:.2e}");
-        let (before, added) = rows_of(&gpu, 3, slots, inputs, dx_stride);
-        let found = run(Some(&added));
-        let found: Vec<f32> = found.chunks_exact(dx_stride).take(used).flat_map(|row| row[..inputs].to_vec()).collect();
-        expected.iter_mut().zip(&before).for_each(|(sum, &before)| *sum += f64::from(before));
-        let error = largest_error(&found, &expected);
-        assert!(error < BF16_ERROR, "{rows} rows, [{outputs}, {inputs}], added: {error:.2e}");
+        for (form, add, most) in RESULTS {
+            let (before, found) = run(form, add);
+            assert_eq!(run(form, add).1, found, "two runs");
+            let error = largest_error(&found, &with_before(&expected, &before, add));
+            let case = format!("{rows} rows, [{outputs}, {inputs}], by place {by_place}, {form:?}, added {add}");
+            assert!(error < most, "{case}: {error:.2e}");
+        }
+    }
+}
+
+test_each!(
+    gradients_of_inputs_agree_with_double_precision,
+    check_gradients_of_inputs,
+    few_rows: super::CASES[0],
+    many_experts: super::CASES[1],
+    long_groups: super::CASES[2],
+    fewer_rows_than_experts: super::CASES[3],
+);
+
+fn check_gradients_of_inputs((rows, per_row, experts, outputs, inputs): (usize, usize, usize, usize, usize)) {
+    let Some(gpu) = gpu() else { return };
+    let routes = Routes::new(&gpu, rows, per_row, experts);
+    let (slots, used) = (routes.slots(), routes.used());
+    let (dy_stride, weight_stride, dx_stride) = (outputs + 8, inputs + 16, inputs + 8);
+    let (weight, weights) = rows_of(&gpu, 2, experts * outputs, inputs, weight_stride);
+    let (dy, dys) = rows_of(&gpu, 1, slots, outputs, dy_stride);
+    let run = |form: Form, add: bool| {
+        let (before, dx) = room(&gpu, form, add, [slots, used, inputs, dx_stride]);
+        let call = GroupedInputGradient {
+            dy: dys.slice(),
+            dy_stride,
+            offsets: routes.device[2].slice(),
+            weight: weights.slice(),
+            weight_stride,
+            expert_stride: outputs * weight_stride,
+            dx: dx.slice(),
+            form,
+            add,
+            dx_stride,
+            places: slots,
+            experts,
+            outputs,
+            inputs,
+        };
+        grouped_input_gradient(&gpu, &call).unwrap();
+        (before, unpadded(&read(&gpu, form, &dx, slots * dx_stride), used, inputs, dx_stride))
+    };
+    let mut expected = vec![0.0; used * inputs];
+    for (place, sums) in expected.chunks_exact_mut(inputs).enumerate() {
+        let matrix = &weight[routes.expert(place) * outputs * inputs..][..outputs * inputs];
+        for (weight, &g) in matrix.chunks_exact(inputs).zip(&dy[place * outputs..][..outputs]) {
+            sums.iter_mut().zip(weight).for_each(|(sum, &w)| *sum += f64::from(g) * f64::from(w));
+        }
+    }
+    for (form, add, most) in RESULTS {
+        let (before, found) = run(form, add);
+        assert_eq!(run(form, add).1, found, "two runs");
+        let error = largest_error(&found, &with_before(&expected, &before, add));
+        assert!(error < most, "{rows} rows, [{outputs}, {inputs}], {form:?}, added {add}: {error:.2e}");
     }
 }
 
@@ -357,6 +399,8 @@ fn sizes_that_do_not_fit_are_refused() {
         weight_stride: 16,
         expert_stride: 256,
         out: slice,
+        form: Form::Bf16,
+        add: false,
         out_stride: 16,
         places: 16,
         experts: 2,
@@ -441,6 +485,8 @@ fn speed_of_routed_training() {
                 weight_stride: inputs,
                 expert_stride: outputs * inputs,
                 out: out.slice(),
+                form: Form::Bf16,
+                add: false,
                 out_stride: outputs,
                 places: slots,
                 experts,
@@ -455,6 +501,7 @@ fn speed_of_routed_training() {
                 weight_stride: inputs,
                 expert_stride: outputs * inputs,
                 dx: out.slice(),
+                form: Form::Bf16,
                 add: false,
                 dx_stride: inputs,
                 places: slots,

@@ -1,6 +1,6 @@
 //! Dropout: `out_i = x_i / (1 - p)` with probability `1 - p`, 0 otherwise (Srivastava et al., JMLR 15, 2014).
 //!
-//! Element `i` is kept when number `i` of a Philox stream is at least `p * 2^32`. So the mask is a function of the key and the
+//! Element `i` is kept when number `4 * first + i` of a Philox stream is at least `p * 2^32`. So the mask is a function of the key and the
 //! element's place: the backward pass, or a second run of a checkpointed part, makes it again instead of keeping it.
 
 use ironloom_core::Philox;
@@ -15,6 +15,8 @@ pub struct DropoutKey {
     pub seed: u64,
     /// The stream's number.
     pub stream: u64,
+    /// The block of four numbers that the first elements meet.
+    pub first: u64,
 }
 
 const NAME: &str = "dropout";
@@ -56,9 +58,9 @@ fn drop_elements(cpu: &CpuDevice, values: &mut [f32], probability: f32, key: Dro
     let whole = values.len() / GROUP * GROUP;
     let (groups, rest) = values.split_at_mut(whole);
     for_rows(cpu, groups, GROUP, |range, values| {
-        mask(cpu.level, values, (range.start * GROUP / 4) as u64, threshold, scale, key)
+        mask(cpu.level, values, key.first + (range.start * GROUP / 4) as u64, threshold, scale, key)
     });
-    mask(cpu.level, rest, (whole / 4) as u64, threshold, scale, key);
+    mask(cpu.level, rest, key.first + (whole / 4) as u64, threshold, scale, key);
 }
 
 per_level! {
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
     use crate::{Device, Gradients, Tape};
 
-    const KEY: DropoutKey = DropoutKey { seed: 0x1234_5678_9ABC_DEF0, stream: 7 };
+    const KEY: DropoutKey = DropoutKey { seed: 0x1234_5678_9ABC_DEF0, stream: 7, first: 0 };
 
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
         let mut draws = Philox::new(seed, 0);
@@ -124,6 +126,8 @@ mod tests {
             assert!((dropped - f64::from(probability)).abs() < 4.0 * deviation, "{dropped} {probability}");
             assert_ne!(run(2, &x, 1000, probability, DropoutKey { stream: 8, ..KEY })[0], out);
             assert_ne!(run(2, &x, 1000, probability, DropoutKey { seed: 8, ..KEY })[0], out);
+            // The rows behind the first four.
+            assert_eq!(run(2, &x[4000..], 1000, probability, DropoutKey { first: 1000, ..KEY })[0], out[4000..]);
         }
     }
 

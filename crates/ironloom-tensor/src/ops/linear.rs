@@ -49,6 +49,8 @@ pub struct LowRank<'a> {
     pub dropout: f32,
     /// The stream of its random numbers, beside the tape's seed.
     pub stream: u64,
+    /// Rows that draw from the stream before those of `x`: others of routed experts, one expert's after another's.
+    pub rows_before: usize,
 }
 
 impl<'a> From<&'a Weight> for Projection<'a> {
@@ -173,7 +175,8 @@ fn add_low_rank(cx: &Context, y: Tensor, x: &Tensor, adapter: &LowRank<'_>) -> R
     let x = match cx.tape {
         // Without a tape nothing is learnt, and nothing is left out.
         Some(tape) => {
-            let key = DropoutKey { seed: tape.seed(), stream: adapter.stream };
+            let first = adapter.rows_before as u64 * x.width().div_ceil(4) as u64;
+            let key = DropoutKey { seed: tape.seed(), stream: adapter.stream, first };
             dropout(cx, x.clone(), adapter.dropout, key)?
         }
         None => x.clone(),

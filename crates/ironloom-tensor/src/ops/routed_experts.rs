@@ -16,15 +16,22 @@ use crate::{
     weight::CudaMatrix,
 };
 
-/// The weights of one expert.
+/// The weights of one expert, without biases, and the adapters beside them.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertWeights<'a> {
     /// `[inner width, width]`.
-    pub gate: &'a Weight,
+    pub gate: Projection<'a>,
     /// `[inner width, width]`.
-    pub up: &'a Weight,
+    pub up: Projection<'a>,
     /// `[width, inner width]`.
-    pub down: &'a Weight,
+    pub down: Projection<'a>,
+}
+
+impl<'a> ExpertWeights<'a> {
+    /// Gate, up and down.
+    pub(super) fn all(&self) -> [Projection<'a>; 3] {
+        [self.gate, self.up, self.down]
+    }
 }
 
 /// A routed layer of a training pass.
@@ -47,10 +54,13 @@ pub struct RoutedTraining<'a> {
 }
 
 /// `residual [n, width]` plus what the experts that the logits choose make of `x [n, width]`; the router's losses go to the tape.
-/// Has a gradient for all of them and the experts' weights.
+/// Has a gradient for all of them, the experts' weights and their adapters.
+///
+/// Adapters leave out elements of the rows by expert, drawn from the stream of the first expert's adapter where it has one.
 ///
 /// # Errors
-/// A shape does not fit, or on a graphics card experts are neither of one arena nor stacks ([`Weight::stack`]).
+/// A shape does not fit, or on a graphics card experts are neither of one arena nor stacks ([`Weight::stack`]), or some of them
+/// have an adapter that others lack.
 pub fn routed_training(cx: &Context, residual: Tensor, x: &Tensor, layer: &RoutedTraining<'_>) -> Result<Tensor> {
     if let Some(gpu) = cx.gpu() {
         return super::cuda::experts::routed(cx, gpu, &residual, x, layer);
@@ -67,7 +77,7 @@ const NAME: &str = "routed experts";
 /// graphics card the experts' weights are stacks, see [`Weight::stack`].
 ///
 /// # Errors
-/// A shape does not fit, or the routing names an expert that is not there.
+/// A shape does not fit, the routing names an expert that is not there, or experts on a graphics card have adapters.
 pub fn routed_experts(
     cx: &Context,
     out: Tensor,
@@ -83,6 +93,10 @@ pub fn routed_experts(
         }
         (Place::Cuda { experts: chosen, weights, .. }, Some(gpu)) => {
             cx.without_gradient(NAME)?;
+            if experts.iter().flat_map(ExpertWeights::all).any(|projection| projection.adapter.is_some()) {
+                let operation = "adapters of routed experts outside of a training pass";
+                return Err(Error::NoKernel { operation, device: "a graphics card" });
+            }
             let layer = Layer {
                 gpu,
                 x,
@@ -91,9 +105,9 @@ pub fn routed_experts(
                 chosen: chosen.slice(),
                 weights: weights.slice(),
                 count: experts.len(),
-                gate: Stack::new(experts.iter().map(|expert| expert.gate))?,
-                up: Stack::new(experts.iter().map(|expert| expert.up))?,
-                down: Stack::new(experts.iter().map(|expert| expert.down))?,
+                gate: Stack::new(experts.iter().map(|expert| expert.gate.weight))?,
+                up: Stack::new(experts.iter().map(|expert| expert.up.weight))?,
+                down: Stack::new(experts.iter().map(|expert| expert.down.weight))?,
                 activation,
             };
             layer.check(&out)?;
@@ -124,6 +138,8 @@ fn on_cpu(
     experts: &[ExpertWeights<'_>],
     activation: Activation,
 ) -> Result<Tensor> {
+    let streams = experts.first().map(|first| first.all().map(|projection| projection.adapter.map(|low| low.stream)));
+    let mut rows_before = 0;
     for (number, expert) in experts.iter().enumerate() {
         let slots = chosen.iter().enumerate().filter(|(_, chosen)| **chosen as usize == number);
         let (rows, places): (Vec<u32>, Vec<u32>) =
@@ -139,8 +155,16 @@ fn on_cpu(
                 &gathered
             }
         };
-        let inner = gated_linear(cx, input, [Projection::from(expert.gate), expert.up.into()], activation)?;
-        let y = linear(cx, &inner, expert.down)?;
+        let [mut gate, mut up, mut down] = expert.all();
+        for (projection, stream) in [&mut gate, &mut up, &mut down].into_iter().zip(streams.unwrap_or_default()) {
+            if let Some(adapter) = &mut projection.adapter {
+                adapter.stream = stream.unwrap_or(adapter.stream);
+                adapter.rows_before = rows_before;
+            }
+        }
+        rows_before += rows.len();
+        let inner = gated_linear(cx, input, [gate, up], activation)?;
+        let y = linear(cx, &inner, down)?;
         out = scatter_add_rows(cx, out, &rows, &y, RowWeights { weights, places: &places })?;
     }
     Ok(out)

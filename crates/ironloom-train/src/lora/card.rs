@@ -1,6 +1,6 @@
 //! Which adapters a graphics card trains.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use ironloom_lm::Config;
 
@@ -13,7 +13,8 @@ impl LoraOptions {
     /// Whether a graphics card trains these adapters of a model of `config`.
     ///
     /// # Errors
-    /// It does not, for their rank, or since a target is a routed expert or a layer of odd sides; or see [`LoraOptions::select`].
+    /// It does not, for their rank, or since targets are some of a block's routed experts or a layer of odd sides; or see
+    /// [`LoraOptions::select`].
     pub fn check_for_card(&self, config: &Config) -> Result<(), LoraError> {
         let layers = config.linear_layers();
         let selected = self.select(layers.iter().map(|(name, _)| name.as_str()))?;
@@ -31,18 +32,32 @@ pub(crate) fn check_for_card<'a>(
         return Err(LoraError::CardRank { rank });
     }
     let adapted: HashSet<&str> = adapted.into_iter().collect();
+    // The first of the experts' layers that are one product, and whether it gets an adapter.
+    let mut experts: HashMap<(String, String), (String, bool)> = HashMap::new();
     for (layer, sides) in config.linear_layers() {
-        if !adapted.contains(layer.as_str()) {
-            continue;
+        let is_adapted = adapted.contains(layer.as_str());
+        if let Some(kind) = expert_kind(&layer) {
+            let (first, like) = experts.entry(kind).or_insert_with(|| (layer.clone(), is_adapted));
+            if *like != is_adapted {
+                let (with, without) = if is_adapted { (layer, first.clone()) } else { (first.clone(), layer) };
+                return Err(LoraError::CardExperts { with, without });
+            }
         }
-        if layer.contains(".experts.") {
-            return Err(LoraError::CardExpert { layer });
+        if !is_adapted {
+            continue;
         }
         if sides.iter().any(|side| !side.is_multiple_of(MULTIPLE)) {
             return Err(LoraError::CardSides { layer, sides });
         }
     }
     Ok(())
+}
+
+/// The block and the part of a routed expert's layer, which the other experts' layers share.
+fn expert_kind(layer: &str) -> Option<(String, String)> {
+    let (block, expert) = layer.split_once(".experts.")?;
+    let (_, part) = expert.split_once('.')?;
+    Some((block.to_owned(), part.to_owned()))
 }
 
 #[cfg(test)]
@@ -57,11 +72,14 @@ mod tests {
         };
         let (dense, routed) = (Config::dense_102m(), Config::moe_55m());
         assert!(check(&dense, 16, &["all-linear"]).is_ok());
-        assert!(check(&routed, 16, &["q_proj", "o_proj", "shared_experts.up_proj"]).is_ok());
+        for targets in [&["q_proj", "o_proj", "shared_experts.up_proj"][..], &["all-linear"], &["down_proj"]] {
+            assert!(check(&routed, 16, targets).is_ok(), "{targets:?}");
+        }
         let refused = |config: &Config, rank, targets: &[&str]| check(config, rank, targets).unwrap_err().to_string();
         assert!(refused(&dense, 12, &["q_proj"]).contains("12"));
-        let message = refused(&routed, 16, &["all-linear"]);
-        assert!(message.contains("model.layers.2.mlp.experts.0.gate_proj"), "{message}");
+        let message = refused(&routed, 16, &["experts.3.gate_proj"]);
+        assert!(message.contains("layers.2.mlp.experts.3.gate_proj"), "{message}");
+        assert!(message.contains("layers.2.mlp.experts.0.gate_proj"), "{message}");
         let mut odd = dense;
         odd.layers[0].feed_forward = ironloom_lm::FeedForwardConfig::Dense { width: 1404 };
         let message = refused(&odd, 16, &["down_proj"]);

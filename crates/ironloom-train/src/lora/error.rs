@@ -59,12 +59,12 @@ pub enum LoraError {
     /// A rank that products on a graphics card don't take.
     #[error("the adapters' rank is {rank}, and a graphics card takes multiples of 8")]
     CardRank { rank: usize },
-    /// Adapters that only the processor trains.
+    /// Adapters of some of a block's routed experts, which only the processor trains.
     #[error(
-        "{layer:?} is a routed expert's layer, and adapters of these are trained on the processor alone: target other layers, \
-         such as q_proj, k_proj, v_proj and o_proj, or train on the processor"
+        "{with:?} gets an adapter and {without:?} does not: a graphics card trains adapters of all routed experts of a block or \
+         of none. Target them by the end of their names, such as gate_proj, or train on the processor"
     )]
-    CardExpert { layer: String },
+    CardExperts { with: String, without: String },
     /// A layer whose sides products on a graphics card don't take.
     #[error(
         "{layer:?} is of shape {sides:?}, and adapters on a graphics card are of layers whose sides are multiples of 8: target \

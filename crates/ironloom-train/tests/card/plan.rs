@@ -66,12 +66,15 @@ fn adapters_take_what_the_plan_says() {
     let attention = ["q_proj", "k_proj", "v_proj", "o_proj"].map(str::to_owned).to_vec();
     let (all, attention) =
         (LoraOptions::default(), LoraOptions { targets: attention, dropout: 0.1, ..LoraOptions::default() });
+    let all_dropout = LoraOptions { dropout: 0.1, ..all.clone() };
     let checkpointing = TrainerOptions { checkpointing: true, ..step_options() };
     for (name, config, format, lora, options, documents) in [
         ("dense, bfloat16", Config::dense_102m(), WeightFormat::Bf16, &all, step_options(), 8),
         ("dense, int8, dropout", Config::dense_102m(), WeightFormat::Int8, &attention, step_options(), 4),
         ("dense, NF4, checkpointing", Config::dense_102m(), WeightFormat::Nf4, &all, checkpointing, 16),
         ("routed, int8", Config::moe_55m(), WeightFormat::Int8, &attention, step_options(), 4),
+        ("routed, bfloat16, experts", Config::moe_55m(), WeightFormat::Bf16, &all, step_options(), 8),
+        ("routed, NF4, experts, dropout", Config::moe_55m(), WeightFormat::Nf4, &all_dropout, step_options(), 4),
     ] {
         let batches = [(); 2].map(|()| batch(documents, config.vocab_size));
         let size = RunSize { tokens: documents * 512, batches: 2 };

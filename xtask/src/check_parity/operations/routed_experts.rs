@@ -78,8 +78,12 @@ fn case(place: Place, format: (DType, WeightFormat), [rows, count, chosen, width
         }
         let [gate, up, down] = stacks.map(|stack| Weight::stack(&place.device, stack));
         let (gate, up, down) = (gate?, up?, down?);
-        let experts: Vec<ExpertWeights<'_>> =
-            gate.iter().zip(&up).zip(&down).map(|((gate, up), down)| ExpertWeights { gate, up, down }).collect();
+        let experts: Vec<ExpertWeights<'_>> = gate
+            .iter()
+            .zip(&up)
+            .zip(&down)
+            .map(|((gate, up), down)| ExpertWeights { gate: gate.into(), up: up.into(), down: down.into() })
+            .collect();
         let cx = place.context();
         let routing = ops::route_experts(&cx, &place.tensor(logits.clone(), [rows, count])?, chosen, false)?;
         let onto = place.tensor(residual.clone(), [rows, width])?;

@@ -69,7 +69,11 @@ pub(super) fn cases(device: &Device) -> Vec<Case> {
     }
     for (number, shape) in EXPERTS.into_iter().enumerate() {
         let normalize = number % 2 == 0 && shape[2] > 1;
-        add("experts", format!("{shape:?}{}", if normalize { ", normalized" } else { "" }), experts(shape, normalize));
+        for rank in [None, Some(8)] {
+            let normalized = if normalize { ", normalized" } else { "" };
+            let adapters = if rank.is_some() { ", adapters" } else { "" };
+            add("experts", format!("{shape:?}{normalized}{adapters}"), experts(shape, normalize, rank));
+        }
     }
     for shape in HEADS {
         for tied in [true, false] {

@@ -7,16 +7,17 @@
 
 use std::ops::Range;
 
-use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Output, Slice, WeightLayout};
+use ironloom_kernels::{self as kernels, Buffer, Form, Gpu, Slice, WeightLayout};
 
 use super::{
     super::{Activation, ExpertWeights, RoutedTraining, RouterLosses, routed_experts::Stack},
+    expert_adapters::{ExpertAdapters, Grouped, Places},
     linear::Rows,
     rows::{self, columns},
 };
 use crate::{Context, Error, Gradients, Result, Tape, Tensor, Weight, error::expect_shape, kept::Kept, tape::Slot};
 
-const NAME: &str = "routed experts";
+pub(super) const NAME: &str = "routed experts";
 
 /// `residual` plus what the experts make of `x`.
 pub(in crate::ops) fn routed(
@@ -86,52 +87,51 @@ pub(in crate::ops) fn routed(
     }
 
     let input = x.operand(gpu, NAME)?;
-    let product = |x: Slice<'_>, x_rows, sources, matrices: &Matrices<'_>, out: &Tensor| -> Result<()> {
-        let (weight, weight_stride) = matrices.rows.slice();
-        let out = out.cuda_rows(NAME)?;
-        let call = kernels::GroupedProduct {
-            x,
-            x_rows,
-            x_stride: matrices.cols,
-            sources,
-            offsets: routes.offsets.slice(),
-            weight,
-            weight_stride,
-            expert_stride: matrices.expert_stride,
-            out: out.slice,
-            out_stride: out.stride,
-            places: slots,
-            experts: count,
-            outputs: matrices.outputs.len(),
-            inputs: matrices.cols,
-        };
-        Ok(kernels::grouped_product(gpu, &call)?)
-    };
+    let kind = |kind: usize| ExpertAdapters::new(cx, experts.iter().map(|expert| expert.all()[kind]));
+    let adapters = [kind(0)?, kind(1)?, kind(2)?];
+    let places = routes.places(gpu, slots, count);
     let halves = Tensor::allocate(gpu, Form::Bf16, [slots, 2 * inner], NAME)?;
     for number in 0..stacks.halves() {
         let matrices = stacks.half(gpu, number)?;
-        let sources = Some(routes.sources.slice());
-        product(input.cuda(NAME, Form::Bf16)?, n, sources, &matrices, &halves.columns(matrices.outputs.clone())?)?;
+        let half = halves.columns(matrices.outputs.clone())?;
+        places.product(&input, true, &matrices.grouped(), &half, false)?;
+    }
+    for (number, adapters) in adapters[..2].iter().enumerate() {
+        if let Some(adapters) = adapters {
+            let half = halves.columns(number * inner..(number + 1) * inner)?;
+            adapters.forward(&places, &input, true, Some(&half))?;
+        }
     }
     let out = Tensor::allocate(gpu, Form::F32, [n, width], NAME)?;
-    if !cx.is_unread() {
+    if !cx.is_unread() || adapters[2].is_some() {
         let [gate, up] = [halves.columns(0..inner)?, halves.columns(inner..2 * inner)?];
         let gated = rows::gated_activation(gpu, [&gate, &up], activation, Form::Bf16)?;
-        let outputs = Tensor::allocate(gpu, Form::Bf16, [slots, width], NAME)?;
-        product(gated.cuda(NAME, Form::Bf16)?, slots, None, &stacks.down(gpu)?, &outputs)?;
-        drop(gated);
-        let sum = kernels::RoutedSum {
-            y: outputs.cuda(NAME, Form::Bf16)?,
-            places: routes.places.slice(),
-            gates: Some(routes.gates.slice()),
-            before: Some(residual.cuda(NAME, Form::F32)?),
-            out: out.cuda(NAME, Form::F32)?,
-            form: Form::F32,
-            rows: n,
-            per_row,
-            width,
+        let outputs = match cx.is_unread() {
+            true => None,
+            false => {
+                let outputs = Tensor::allocate(gpu, Form::Bf16, [slots, width], NAME)?;
+                places.product(&gated, false, &stacks.down(gpu)?.grouped(), &outputs, false)?;
+                Some(outputs)
+            }
         };
-        kernels::routed_sum(gpu, &sum)?;
+        if let Some(adapters) = &adapters[2] {
+            adapters.forward(&places, &gated, false, outputs.as_ref())?;
+        }
+        drop(gated);
+        if let Some(outputs) = outputs {
+            let sum = kernels::RoutedSum {
+                y: outputs.cuda(NAME, Form::Bf16)?,
+                places: routes.places.slice(),
+                gates: Some(routes.gates.slice()),
+                before: Some(residual.cuda(NAME, Form::F32)?),
+                out: out.cuda(NAME, Form::F32)?,
+                form: Form::F32,
+                rows: n,
+                per_row,
+                width,
+            };
+            kernels::routed_sum(gpu, &sum)?;
+        }
     }
 
     let Some((tape, [to_residual, to_x, to_logits])) = cx.slots([residual, x, logits]) else { return Ok(out) };
@@ -140,6 +140,7 @@ pub(in crate::ops) fn routed(
         None => return Err(Error::NoGradient { operation: NAME }),
     };
     let slots = stacks.slots(tape);
+    let learns = slots.iter().flatten().any(Option::is_some) || adapters[..2].iter().any(Option::is_some);
     let back = Back {
         gpu: gpu.clone(),
         rows: n,
@@ -149,9 +150,10 @@ pub(in crate::ops) fn routed(
         losses,
         activation,
         // Only the gradients of weights need the input.
-        input: slots.iter().flatten().any(Option::is_some).then(|| input.kept()),
+        input: learns.then(|| input.kept()),
         slots,
         stacks,
+        adapters,
         routes,
         shares,
         halves,
@@ -175,6 +177,12 @@ struct Routes {
     offsets: Buffer,
 }
 
+impl Routes {
+    fn places<'a>(&'a self, gpu: &'a Gpu, places: usize, experts: usize) -> Places<'a> {
+        Places { gpu, sources: self.sources.slice(), offsets: self.offsets.slice(), places, experts }
+    }
+}
+
 /// The experts' matrices.
 struct Stacks {
     weights: Vec<[Weight; 3]>,
@@ -193,13 +201,21 @@ struct Matrices<'a> {
     cols: usize,
 }
 
+impl Matrices<'_> {
+    fn grouped(&self) -> Grouped<'_> {
+        let (weight, stride) = self.rows.slice();
+        let Self { expert_stride, cols, .. } = *self;
+        Grouped { weight, stride, expert_stride, outputs: self.outputs.len(), inputs: cols }
+    }
+}
+
 /// Where the gradients of an expert's gate, up and down go.
 type ExpertSlots = [Option<Slot>; 3];
 
 impl Stacks {
     fn new(experts: &[ExpertWeights<'_>]) -> Result<Self> {
         let weights: Vec<[Weight; 3]> =
-            experts.iter().map(|expert| [expert.gate, expert.up, expert.down].map(Weight::clone)).collect();
+            experts.iter().map(|expert| expert.all().map(|projection| projection.weight.clone())).collect();
         let Some(first) = weights.first() else {
             return Err(Error::Count { operation: NAME, what: "the number of experts", expected: 1, found: 0 });
         };
@@ -273,7 +289,7 @@ impl Stacks {
 }
 
 /// A dense weight's rows as bfloat16, and what lies behind them.
-fn twin(weight: &Weight) -> Result<Slice<'_>> {
+pub(super) fn twin(weight: &Weight) -> Result<Slice<'_>> {
     match weight.as_dense().map(Tensor::twin_slice).transpose()?.flatten() {
         Some(slice) => Ok(slice),
         None => Err(Error::Device { operation: NAME, expected: "dense matrices of one arena", found: "elsewhere" }),
@@ -292,6 +308,7 @@ struct Back {
     input: Option<Kept>,
     slots: Vec<ExpertSlots>,
     stacks: Stacks,
+    adapters: [Option<ExpertAdapters>; 3],
     routes: Routes,
     shares: Tensor,
     halves: Tensor,
@@ -307,6 +324,7 @@ impl Back {
         gradients: &mut Gradients,
     ) -> Result<()> {
         let (gpu, places, inner) = (&self.gpu, self.rows * self.per_row, self.stacks.inner);
+        let by_expert = self.routes.places(gpu, places, self.slots.len());
         let d_outputs = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
         let spread = kernels::RoutedSpread {
             dout: gradient.cuda(NAME, Form::F32)?,
@@ -318,8 +336,14 @@ impl Back {
             width: self.width,
         };
         kernels::routed_spread(gpu, &spread)?;
-        let d_product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
-        self.input_gradient(&d_outputs, &self.stacks.down(gpu)?, &d_product, false)?;
+        let mut d_product = Tensor::allocate(gpu, Form::Bf16, [places, inner], NAME)?;
+        by_expert.input_gradient(&d_outputs, &self.stacks.down(gpu)?.grouped(), &d_product, false)?;
+        let mut of_down = None;
+        if let Some(adapters) = &self.adapters[2] {
+            let d_inner = adapters.back(&by_expert, &d_outputs, gradients)?;
+            d_product = adapters.add_input_gradient(&by_expert, &d_inner, d_product)?;
+            of_down = Some((adapters, d_inner));
+        }
         let dots = gpu.allocate(4 * places, NAME)?;
         let part = |whole: &Tensor, number: usize| whole.columns(number * inner..(number + 1) * inner);
         let [gate, up] = [part(&self.halves, 0)?, part(&self.halves, 1)?];
@@ -338,14 +362,37 @@ impl Back {
         };
         kernels::gated_activation_backward_dots(gpu, &gated, dots.slice())?;
         let d_halves = &self.halves;
-        self.weight_gradients(&d_outputs, &d_product, d_halves, gradients)?;
+        if let Some((adapters, d_inner)) = of_down {
+            adapters.back_to_a(&by_expert, &d_inner, &d_product, gradients)?;
+        }
+        // The inputs by place: rows are picked anew rather than kept.
+        let picked = match &self.input {
+            Some(input) => Some(by_expert.pick(&input.get()?)?),
+            None => None,
+        };
+        if let Some(picked) = &picked {
+            self.weight_gradients(&by_expert, [&d_outputs, &d_product], [d_halves, picked], gradients)?;
+        }
         drop((d_outputs, d_product));
+        let mut of_halves = Vec::new();
+        for (number, adapters) in self.adapters[..2].iter().enumerate() {
+            if let (Some(adapters), Some(picked)) = (adapters, &picked) {
+                let dy = part(d_halves, number)?;
+                let d_inner = adapters.back(&by_expert, &dy, gradients)?;
+                adapters.back_to_a(&by_expert, &d_inner, picked, gradients)?;
+                of_halves.push((adapters, d_inner));
+            }
+        }
+        drop(picked);
         if let Some(slot) = to_x {
-            let d_places = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
+            let mut d_places = Tensor::allocate(gpu, Form::Bf16, [places, self.width], NAME)?;
             for number in 0..self.stacks.halves() {
                 let matrices = self.stacks.half(gpu, number)?;
                 let dy = d_halves.columns(matrices.outputs.clone())?;
-                self.input_gradient(&dy, &matrices, &d_places, number > 0)?;
+                by_expert.input_gradient(&dy, &matrices.grouped(), &d_places, number > 0)?;
+            }
+            for (adapters, d_inner) in of_halves {
+                d_places = adapters.add_input_gradient(&by_expert, &d_inner, d_places)?;
             }
             let before = gradients.take_slot(slot);
             let out = Tensor::allocate(gpu, Form::Bf16, [self.rows, self.width], NAME)?;
@@ -391,32 +438,12 @@ impl Back {
         Ok(())
     }
 
-    /// `dx = dy W_e` by place, or `dx += dy W_e`.
-    fn input_gradient(&self, dy: &Tensor, matrices: &Matrices<'_>, dx: &Tensor, add: bool) -> Result<()> {
-        let (dy, (weight, weight_stride)) = (dy.cuda_rows(NAME)?, matrices.rows.slice());
-        let call = kernels::GroupedInputGradient {
-            dy: dy.slice,
-            dy_stride: dy.stride,
-            offsets: self.routes.offsets.slice(),
-            weight,
-            weight_stride,
-            expert_stride: matrices.expert_stride,
-            dx: dx.cuda(NAME, Form::Bf16)?,
-            add,
-            dx_stride: dx.width(),
-            places: self.rows * self.per_row,
-            experts: self.slots.len(),
-            outputs: matrices.outputs.len(),
-            inputs: matrices.cols,
-        };
-        Ok(kernels::grouped_input_gradient(&self.gpu, &call)?)
-    }
-
+    /// From outputs' gradients and inputs by place: of down, and of gate and up together.
     fn weight_gradients(
         &self,
-        d_outputs: &Tensor,
-        product: &Tensor,
-        d_halves: &Tensor,
+        places: &Places<'_>,
+        down: [&Tensor; 2],
+        halves: [&Tensor; 2],
         gradients: &mut Gradients,
     ) -> Result<()> {
         // All of a kind are written together: none or all of them are learnt.
@@ -430,49 +457,11 @@ impl Back {
                 }
             }
         }
-        let ([(gate, first), _, (down, _)], Some(input), Some(expert_stride)) =
-            (&first_places[..], &self.input, self.stacks.learnt)
-        else {
+        let ([(gate, first), _, (of_down, _)], Some(expert_stride)) = (&first_places[..], self.stacks.learnt) else {
             return Ok(());
         };
-        let input = input.get()?;
-        let output = if *first { Output::F32 } else { Output::AddF32 };
-        // The inputs by place: rows are picked anew rather than kept.
-        let picked = Tensor::allocate(&self.gpu, Form::Bf16, [self.rows * self.per_row, self.width], NAME)?;
-        // Two numbers in bfloat16 move as one of the kernel's.
-        let gather = kernels::GatherRows {
-            x: input.cuda(NAME, Form::Bf16)?,
-            x_rows: self.rows,
-            rows: self.routes.sources.slice(),
-            out: picked.cuda(NAME, Form::Bf16)?,
-            count: self.rows * self.per_row,
-            width: self.width / 2,
-        };
-        kernels::gather_rows(&self.gpu, &gather)?;
-        for (dy, x, place) in [(d_outputs, product, down), (d_halves, &picked, gate)] {
-            let (outputs, inputs, places, experts) =
-                (dy.width(), x.width(), self.rows * self.per_row, self.slots.len());
-            let bytes = kernels::grouped_weight_gradient_workspace(&self.gpu, places, experts, outputs, inputs)?;
-            let workspace = self.gpu.allocate(bytes, NAME)?;
-            // From the first expert's gradient on, over those of the others.
-            let slice = place.cuda(NAME, Form::F32)?;
-            let call = kernels::GroupedWeightGradient {
-                dy: dy.cuda(NAME, Form::Bf16)?,
-                dy_stride: outputs,
-                x: x.cuda(NAME, Form::Bf16)?,
-                x_stride: inputs,
-                offsets: self.routes.offsets.slice(),
-                gradient: slice,
-                gradient_stride: inputs,
-                expert_stride,
-                output,
-                workspace: workspace.slice(),
-                places,
-                experts,
-                outputs,
-                inputs,
-            };
-            kernels::grouped_weight_gradient(&self.gpu, &call)?;
+        for ([dy, x], place) in [(down, of_down), (halves, gate)] {
+            places.weight_gradient(dy, x, (place, *first), expert_stride)?;
         }
         Ok(())
     }

@@ -79,36 +79,29 @@ struct Adapter {
     b: Weight,
     slots: [Option<Slot>; 2],
     scale: f32,
-    /// The probability, where elements are left out, the stream, and the numbers of the pass with the seed.
-    dropout: Option<(f32, u64, Figures)>,
+    dropout: Dropout,
     /// `x` and `scale * dropout(x) A^T`, as a recorded product keeps them.
     kept: OnceCell<(Kept, Tensor)>,
 }
 
-impl Adapter {
-    fn new(cx: &Context, adapter: &LowRank<'_>) -> Result<Self> {
-        if !adapter.a.rows().is_multiple_of(8) {
-            let (operation, found) = ("an adapter on a graphics card, by its rank,", adapter.a.rows());
-            return Err(Error::Width { operation, multiple: 8, found });
-        }
-        let slot = |weight: &Weight| weight.as_dense().and_then(|values| cx.slot(values));
-        let dropout = match cx.tape {
+/// What adapters leave out: the probability, where there is one, the stream, and the numbers of the pass with the seed.
+pub(super) struct Dropout(Option<(f32, u64, Figures)>);
+
+impl Dropout {
+    pub(super) fn new(cx: &Context, adapter: &LowRank<'_>) -> Result<Self> {
+        Ok(Self(match cx.tape {
             Some(tape) if adapter.dropout > 0.0 => Some((adapter.dropout, adapter.stream, tape.figures(NAME)?.clone())),
             _ => None,
-        };
-        Ok(Self {
-            a: adapter.a.clone(),
-            b: adapter.b.clone(),
-            slots: [slot(adapter.a), slot(adapter.b)],
-            scale: adapter.scale,
-            dropout,
-            kept: OnceCell::new(),
-        })
+        }))
     }
 
-    /// `rows` with elements left out; the same ones each time.
-    fn mask(&self, gpu: &Gpu, rows: &Tensor) -> Result<Tensor> {
-        let Some((probability, stream, figures)) = &self.dropout else { return Ok(rows.clone()) };
+    pub(super) fn is_none(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// `rows` in bfloat16 with elements left out; the same ones each time.
+    pub(super) fn mask(&self, gpu: &Gpu, rows: &Tensor) -> Result<Tensor> {
+        let Some((probability, stream, figures)) = &self.0 else { return Ok(rows.clone()) };
         let (n, width) = (rows.rows(), rows.width());
         let out = Tensor::allocate(gpu, Form::Bf16, [n, width], NAME)?;
         let call = kernels::Dropout {
@@ -126,6 +119,29 @@ impl Adapter {
         kernels::dropout(gpu, &call)?;
         Ok(out)
     }
+}
+
+/// Refuses a rank that products on a card do not take.
+pub(super) fn check_rank(adapter: &LowRank<'_>) -> Result<()> {
+    match adapter.a.rows() {
+        rank if rank.is_multiple_of(8) => Ok(()),
+        found => Err(Error::Width { operation: "an adapter on a graphics card, by its rank,", multiple: 8, found }),
+    }
+}
+
+impl Adapter {
+    fn new(cx: &Context, adapter: &LowRank<'_>) -> Result<Self> {
+        check_rank(adapter)?;
+        let slot = |weight: &Weight| weight.as_dense().and_then(|values| cx.slot(values));
+        Ok(Self {
+            a: adapter.a.clone(),
+            b: adapter.b.clone(),
+            slots: [slot(adapter.a), slot(adapter.b)],
+            scale: adapter.scale,
+            dropout: Dropout::new(cx, adapter)?,
+            kept: OnceCell::new(),
+        })
+    }
 
     /// `scale * a b` in bfloat16, `[n, rank]`.
     fn inner(&self, cuda: &CudaDevice, a: Operand<'_>, b: Operand<'_>, [n, summed]: [usize; 2]) -> Result<Tensor> {
@@ -141,7 +157,7 @@ impl Adapter {
     /// Adds to the columns `out`, `stride` apart, of a layer's output.
     fn forward(&self, cuda: &CudaDevice, x: &Tensor, (out, stride, output): (Slice<'_>, usize, Output)) -> Result<()> {
         let (gpu, n, rank) = (cuda.gpu(), x.rows(), self.a.rows());
-        let masked = self.mask(gpu, x)?;
+        let masked = self.dropout.mask(gpu, x)?;
         let a = rows_of(gpu, &self.a)?;
         let b = rows_of(gpu, &self.b)?;
         let from = Operand::rows(masked.cuda(NAME, Form::Bf16)?, x.width());
@@ -164,7 +180,7 @@ impl Adapter {
     fn back(&self, cuda: &CudaDevice, (dy, stride): (Slice<'_>, usize), gradients: &mut Gradients) -> Result<Tensor> {
         let (gpu, rank) = (cuda.gpu(), self.a.rows());
         let Some((x, inner)) = self.kept.get() else { return Err(Error::NoGradient { operation: NAME }) };
-        let x = self.mask(gpu, &x.get()?)?;
+        let x = self.dropout.mask(gpu, &x.get()?)?;
         let (n, cols) = (x.rows(), x.width());
         let mut write = |slot: &Option<Slot>, a: Operand<'_>, b: Operand<'_>, rows: usize, width: usize| {
             let Some(slot) = slot else { return Ok(()) };
@@ -191,7 +207,7 @@ impl Adapter {
             size: [n, cols, rank],
         };
         cuda.multiply(&call)?;
-        self.mask(gpu, &dx)
+        self.dropout.mask(gpu, &dx)
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub(super) mod attention;
 pub(super) mod cross_entropy;
+mod expert_adapters;
 pub(super) mod experts;
 pub(super) mod figures;
 pub(super) mod linear;

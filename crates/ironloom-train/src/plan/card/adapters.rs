@@ -52,15 +52,23 @@ pub(in crate::plan) fn memory(
 impl Pass<'_> {
     /// What adapters add to a pass.
     fn of_adapters(&self, lora: &LoraOptions, adapted: &[[usize; 2]], checkpointing: bool) -> u64 {
-        let at_once =
-            if checkpointing { adapted.len().div_ceil(self.config.layers.len().max(1)) } else { adapted.len() };
-        let between = (at_once as u64 + 1) * self.buffer(HALF, lora.rank) + self.buffer(WORD, lora.rank);
+        // Routed experts see a row once for each of them that it goes to.
+        let layers = self.config.linear_layers();
+        let selected = lora.select(layers.iter().map(|(name, _)| name.as_str())).unwrap_or_default();
+        let routed = selected.iter().filter(|layer| layer.contains(".experts.")).count();
+        let (times, passes) = match &self.config.experts {
+            Some(experts) if routed > 0 => (experts.per_row as u64, routed.div_ceil(experts.count) * experts.per_row),
+            _ => (1, 0),
+        };
+        let passes = adapted.len().saturating_sub(routed) + passes;
+        let at_once = if checkpointing { passes.div_ceil(self.config.layers.len().max(1)) } else { passes };
+        let between = (at_once as u64 + times) * self.buffer(HALF, lora.rank) + times * self.buffer(WORD, lora.rank);
         // The gradients of up to three layers on one input, their sum, and that rounded.
         let mut widths: Vec<usize> = adapted.iter().map(|&[_, inputs]| inputs).collect();
         widths.sort_unstable();
         widths.dedup();
         let masks = if lora.dropout > 0.0 { 2 } else { 0 };
-        let back = |&width: &usize| (4 + masks) * self.buffer(HALF, width) + self.buffer(WORD, width);
+        let back = |&width: &usize| times * ((4 + masks) * self.buffer(HALF, width) + self.buffer(WORD, width));
         between + widths.iter().map(back).sum::<u64>()
     }
 }

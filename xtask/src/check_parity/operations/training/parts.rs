@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use ironloom_tensor::ops::{
-    self, Activation, CrossEntropyOptions, DocumentAttentionOptions, ExpertWeights, Mask, Projection, RotatedAttention,
-    RoutedTraining, RouterLosses,
+    self, Activation, CrossEntropyOptions, DocumentAttentionOptions, ExpertWeights, LowRank, Mask, Projection,
+    RotatedAttention, RoutedTraining, RouterLosses,
 };
 
 use super::{Forward, Part, Pass, Rows};
@@ -97,10 +97,11 @@ pub(super) fn attention((documents, [heads, kv_heads, head_width], window, extra
     Part { documents: documents.to_vec(), mask, half: head_width / 2, ..part }
 }
 
-pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normalize: bool) -> Part {
+/// With a `rank`, adapters beside all of the experts' matrices.
+pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normalize: bool, rank: Option<usize>) -> Part {
     let mut inputs = Inputs::of("training experts", &format!("{rows} {count} {per_row} {width} {inner}"));
     let sides = [[inner, width], [inner, width], [width, inner]].repeat(count);
-    let mut weights: Vec<_> = sides.into_iter().map(|[rows, cols]| matrix(&mut inputs, rows, cols)).collect();
+    let mut weights: Vec<_> = sides.iter().map(|&[rows, cols]| matrix(&mut inputs, rows, cols)).collect();
     // The first elements of a row say by a wide margin which experts it goes to, so that no rounding moves it to others.
     let (mut router, shape) = matrix(&mut inputs, count, width);
     for (expert, row) in router.chunks_mut(width).enumerate() {
@@ -111,11 +112,33 @@ pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normaliz
     let (mut norm, shape) = vector(&mut inputs, width, 1.0);
     norm[..count].fill(1.0);
     weights.push((norm, shape));
+    for [rows, cols] in
+        rank.into_iter().flat_map(|rank| sides.iter().flat_map(move |&[rows, cols]| [[rank, cols], [rows, rank]]))
+    {
+        weights.push(matrix(&mut inputs, rows, cols));
+    }
     let forward = move |pass: &Pass<'_>| {
         let (cx, x) = (&pass.cx, pass.x()?);
         let held = (0..3 * count).map(|number| pass.weight(number)).collect::<Result<Vec<_>>>()?;
-        let experts = held.chunks(3).map(|held| ExpertWeights { gate: &held[0], up: &held[1], down: &held[2] });
-        let experts: Vec<_> = experts.collect();
+        let factors = 3 * count + 2..pass.weights.len();
+        let factors = factors.map(|number| pass.weight(number)).collect::<Result<Vec<_>>>()?;
+        let projection = |number: usize| {
+            let adapter = factors.chunks(2).nth(number).map(|pair| LowRank {
+                a: &pair[0],
+                b: &pair[1],
+                scale: 0.5,
+                dropout: 0.0,
+                stream: 1,
+                rows_before: 0,
+            });
+            Projection { weight: &held[number], bias: None, adapter }
+        };
+        let expert = |number: usize| ExpertWeights {
+            gate: projection(3 * number),
+            up: projection(3 * number + 1),
+            down: projection(3 * number + 2),
+        };
+        let experts: Vec<_> = (0..count).map(expert).collect();
         let normed = ops::rmsnorm(cx, x, &pass.weights[3 * count + 1], EPSILON)?;
         let layer = RoutedTraining {
             logits: &ops::linear(cx, &normed, &pass.weight(3 * count)?)?,
