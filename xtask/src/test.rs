@@ -84,14 +84,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// Tests of a card that look at no kernel's result, by parts of their names.
 const HOST_TESTS: &[&str] =
-    &["memory::", "recorded_alone", "run_takes", "adapters_take", "nothing_is_left", "without_room"];
+    &["memory::", "recorded_alone", "run_takes", "adapters_take", "nothing_is_left", "without_room", "plan_of_a_card"];
 
 /// The command that runs [`HOST_TESTS`] on a driver that keeps books (`tests/driver`), in the place of a card's.
 fn tests_of_a_cards_host() -> Result<Command> {
     let folder = workspace::target().join("driver-of-books");
     std::fs::create_dir_all(&folder)?;
     std::fs::copy(workspace::target().join("debug/libironloom_test_driver.so"), folder.join("libcuda.so"))?;
-    let tests = ["--test", "device", "--test", "card", "--"];
+    let tests = ["--test", "device", "--test", "card", "--test", "train", "--test", "finetune", "--"];
     let mut command = workspace::cargo(&[&["test"], EVERYTHING, &tests, HOST_TESTS].concat());
     command.env("LD_LIBRARY_PATH", folder);
     Ok(command)

@@ -58,7 +58,7 @@ pub fn adapter_memory(
     options: &TrainerOptions,
     size: RunSize,
 ) -> Result<MemoryPlan> {
-    let adapted = adapter_shapes(config, lora)?;
+    let adapted = adapted_layers(config, lora)?;
     Ok(match device {
         Device::Cuda(_) => card::adapters::memory(config, frozen, lora, &adapted, options, size),
         _ => adapters_on_processor(config, frozen.bytes, lora, &adapted, options, size.tokens),
@@ -66,22 +66,27 @@ pub fn adapter_memory(
 }
 
 /// The shapes of the layers that get an adapter, `[outputs, inputs]` each.
-fn adapter_shapes(config: &Config, lora: &LoraOptions) -> Result<Vec<[usize; 2]>> {
-    let layers = config.linear_layers();
-    let selected: HashSet<&str> = lora.select(layers.iter().map(|(name, _)| name.as_str()))?.into_iter().collect();
-    Ok(layers.iter().filter(|(name, _)| selected.contains(name.as_str())).map(|(_, sides)| *sides).collect())
+/// A layer with an adapter: its name, outputs and inputs.
+type Adapted = (String, [usize; 2]);
+
+fn adapted_layers(config: &Config, lora: &LoraOptions) -> Result<Vec<Adapted>> {
+    let mut layers = config.linear_layers();
+    let selected = lora.select(layers.iter().map(|(name, _)| name.as_str()))?;
+    let selected: HashSet<String> = selected.into_iter().map(str::to_owned).collect();
+    layers.retain(|(name, _)| selected.contains(name));
+    Ok(layers)
 }
 
 fn adapters_on_processor(
     config: &Config,
     frozen_bytes: u64,
     lora: &LoraOptions,
-    adapted: &[[usize; 2]],
+    adapted: &[Adapted],
     options: &TrainerOptions,
     tokens: usize,
 ) -> MemoryPlan {
     let (mut parameters, mut rows) = (0, 0);
-    for [outputs, inputs] in adapted {
+    for (_, [outputs, inputs]) in adapted {
         parameters += lora.rank * (outputs + inputs);
         // The rows between the two matrices before and after the scale, and the row that dropout left.
         rows += 2 * lora.rank + if lora.dropout > 0.0 { *inputs } else { 0 };

@@ -163,8 +163,8 @@ fn decode(gpu: &Gpu, case: &Case, cache: &Cache, window: Option<usize>) -> Vec<f
 }
 
 test_each!(
-    a_row_decodes_behind_two_to_the_31_elements,
-    check_decoding,
+    a_row_decodes_what_lies_behind_two_to_the_31_elements,
+    decode_window,
     width_64: [8, 64],
     width_128: [8, 128],
     width_256: [4, 256],
@@ -172,7 +172,7 @@ test_each!(
     width_80: [8, 80],
 );
 
-fn check_decoding([kv_heads, head_width]: [usize; 2]) {
+fn decode_window([kv_heads, head_width]: [usize; 2]) {
     let Some((gpu, _turn)) = large_gpu() else { return };
     let case = Case::new(kv_heads, head_width, 1);
     let caches = case.caches(&gpu);
@@ -181,11 +181,26 @@ fn check_decoding([kv_heads, head_width]: [usize; 2]) {
         let [small, large] = caches.each_ref().map(|cache| decode(&gpu, &case, cache, Some(window)));
         assert!(small == large, "width {head_width}, window {window}");
     }
-    for cache in &caches {
-        let out = decode(&gpu, &case, cache, None);
+    caches.iter().for_each(|cache| case.check_appended(&gpu, cache));
+}
+
+test_each!(
+    a_row_decodes_all_of_more_than_two_to_the_31_elements,
+    decode_all,
+    width_64: [8, 64],
+    width_128: [8, 128],
+    width_256: [4, 256],
+    width_80: [8, 80],
+);
+
+fn decode_all([kv_heads, head_width]: [usize; 2]) {
+    let Some((gpu, _turn)) = large_gpu() else { return };
+    let case = Case::new(kv_heads, head_width, 1);
+    for cache in case.caches(&gpu) {
+        let out = decode(&gpu, &case, &cache, None);
         let error = relative_error(&out, &case.expected(cache.length - KNOWN));
         assert!(error < 1e-4, "width {head_width}, {} positions: {error:.2e}", cache.length);
-        case.check_appended(&gpu, cache);
+        case.check_appended(&gpu, &cache);
     }
 }
 
@@ -241,28 +256,44 @@ fn append(gpu: &Gpu, case: &Case, cache: &Cache) -> Buffer {
 }
 
 test_each!(
-    a_prompt_goes_on_behind_two_to_the_31_elements,
-    check_prompt,
+    a_prompt_sees_what_lies_behind_two_to_the_31_elements,
+    prompt_window,
     width_64: [8, 64],
     width_96: [8, 96],
     width_128: [8, 128],
     width_256: [4, 256],
 );
 
-fn check_prompt([kv_heads, head_width]: [usize; 2]) {
+fn prompt_window([kv_heads, head_width]: [usize; 2]) {
     let Some((gpu, _turn)) = large_gpu() else { return };
     let case = Case::new(kv_heads, head_width, 20);
     let caches = case.caches(&gpu);
     let queries = caches.each_ref().map(|cache| append(&gpu, &case, cache));
-    let expected = caches.each_ref().map(|cache| case.expected(cache.length - KNOWN));
     for kernels in [Kernels::Fastest, Kernels::Portable] {
-        let run = |i: usize, mask| prompt(&gpu, &case, &caches[i], &queries[i], mask, kernels);
-        let name = format!("width {head_width}, {kernels:?}");
-        assert!(run(0, Mask::Window(1000)) == run(1, Mask::Window(1000)), "{name}");
-        for (i, expected) in expected.iter().enumerate() {
-            let error = relative_error(&run(i, Mask::Causal), expected);
-            assert!(error < 1e-2, "{name}, {} positions: {error:.2e}", caches[i].length);
-        }
+        let run = |i: usize| prompt(&gpu, &case, &caches[i], &queries[i], Mask::Window(1000), kernels);
+        assert!(run(0) == run(1), "width {head_width}, {kernels:?}");
     }
     caches.iter().for_each(|cache| case.check_appended(&gpu, cache));
+}
+
+test_each!(
+    a_prompt_sees_all_of_more_than_two_to_the_31_elements,
+    prompt_all,
+    width_64: [8, 64],
+    width_96: [8, 96],
+    width_128: [8, 128],
+    width_256: [4, 256],
+);
+
+fn prompt_all([kv_heads, head_width]: [usize; 2]) {
+    let Some((gpu, _turn)) = large_gpu() else { return };
+    let case = Case::new(kv_heads, head_width, 20);
+    for cache in case.caches(&gpu) {
+        let (queries, expected) = (append(&gpu, &case, &cache), case.expected(cache.length - KNOWN));
+        for kernels in [Kernels::Fastest, Kernels::Portable] {
+            let error = relative_error(&prompt(&gpu, &case, &cache, &queries, Mask::Causal, kernels), &expected);
+            assert!(error < 1e-2, "width {head_width}, {kernels:?}, {} positions: {error:.2e}", cache.length);
+        }
+        case.check_appended(&gpu, &cache);
+    }
 }

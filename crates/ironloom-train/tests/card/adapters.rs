@@ -62,9 +62,10 @@ fn losses_with_experts(targets: &[&str]) {
     for subject in [our_experts(), qwen2_experts()] {
         for (name, format, dropout, bound) in [
             ("bfloat16", WeightFormat::Bf16, 0.0, 2e-2),
-            ("bfloat16, an element in ten left out", WeightFormat::Bf16, 0.1, 2e-2),
             ("int8", WeightFormat::Int8, 0.0, 2e-2),
-            // Levels that say where a row goes are as one in four bits: a rounding may move it.
+            // A rounding may move a row to another expert: after steps as uneven as these, or where levels that say where it
+            // goes are as one in four bits.
+            ("bfloat16, an element in ten left out", WeightFormat::Bf16, 0.1, 5e-2),
             ("NF4", WeightFormat::Nf4, 0.0, 5e-2),
         ] {
             let targets: Vec<String> = targets.iter().map(|&target| target.to_owned()).collect();

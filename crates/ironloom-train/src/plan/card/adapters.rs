@@ -15,19 +15,19 @@ use super::{HALF, PRODUCTS, Pass, ROWS, WORD, bytes, optimizer_workspace};
 use crate::{
     TrainerOptions,
     lora::LoraOptions,
-    plan::{FLOAT, FrozenWeights, RunSize, moments},
+    plan::{Adapted, FLOAT, FrozenWeights, RunSize, moments},
 };
 
-/// The memory of adapters on layers of the shapes `adapted`, `[outputs, inputs]` each.
+/// The memory of adapters on the layers `adapted`.
 pub(in crate::plan) fn memory(
     config: &Config,
     frozen: FrozenWeights,
     lora: &LoraOptions,
-    adapted: &[[usize; 2]],
+    adapted: &[Adapted],
     options: &TrainerOptions,
     size: RunSize,
 ) -> MemoryPlan {
-    let matrices = adapted.iter().flat_map(|&[outputs, inputs]| [[lora.rank, inputs], [outputs, lora.rank]]);
+    let matrices = adapted.iter().flat_map(|(_, [outputs, inputs])| [[lora.rank, *inputs], [*outputs, lora.rank]]);
     let elements = |[rows, cols]: [usize; 2]| rows.saturating_mul(cols).next_multiple_of(ARENA_ALIGNMENT) as u64;
     let parameters = matrices.clone().map(elements).fold(0, u64::saturating_add);
     let mut plan = MemoryPlan::new()
@@ -51,25 +51,33 @@ pub(in crate::plan) fn memory(
 
 impl Pass<'_> {
     /// What adapters add to a pass.
-    fn of_adapters(&self, lora: &LoraOptions, adapted: &[[usize; 2]], checkpointing: bool) -> u64 {
+    fn of_adapters(&self, lora: &LoraOptions, adapted: &[Adapted], checkpointing: bool) -> u64 {
+        let (routed, plain): (Vec<&Adapted>, Vec<&Adapted>) =
+            adapted.iter().partition(|(layer, _)| layer.contains(".experts."));
         // Routed experts see a row once for each of them that it goes to.
-        let layers = self.config.linear_layers();
-        let selected = lora.select(layers.iter().map(|(name, _)| name.as_str())).unwrap_or_default();
-        let routed = selected.iter().filter(|layer| layer.contains(".experts.")).count();
-        let (times, passes) = match &self.config.experts {
-            Some(experts) if routed > 0 => (experts.per_row as u64, routed.div_ceil(experts.count) * experts.per_row),
-            _ => (1, 0),
+        let times = match &self.config.experts {
+            Some(experts) if !routed.is_empty() => experts.per_row,
+            _ => 1,
         };
-        let passes = adapted.len().saturating_sub(routed) + passes;
+        let count = self.config.experts.as_ref().map_or(1, |experts| experts.count);
+        let passes = plain.len() + routed.len().div_ceil(count) * times;
         let at_once = if checkpointing { passes.div_ceil(self.config.layers.len().max(1)) } else { passes };
-        let between = (at_once as u64 + times) * self.buffer(HALF, lora.rank) + times * self.buffer(WORD, lora.rank);
-        // The gradients of up to three layers on one input, their sum, and that rounded.
-        let mut widths: Vec<usize> = adapted.iter().map(|&[_, inputs]| inputs).collect();
+        let between =
+            (at_once + times) as u64 * self.buffer(HALF, lora.rank) + times as u64 * self.buffer(WORD, lora.rank);
+        let mut widths: Vec<usize> = plain.iter().map(|(_, [_, inputs])| *inputs).collect();
         widths.sort_unstable();
         widths.dedup();
-        let masks = if lora.dropout > 0.0 { 2 } else { 0 };
-        let back = |&width: &usize| times * ((4 + masks) * self.buffer(HALF, width) + self.buffer(WORD, width));
-        between + widths.iter().map(back).sum::<u64>()
+        let drops = lora.dropout > 0.0;
+        // The gradients of up to three layers on one input, their sum, and that rounded.
+        let back = |&width: &usize| (if drops { 6 } else { 4 }) * self.buffer(HALF, width) + self.buffer(WORD, width);
+        // The experts' rows; of those that elements are left out of also the rows without, their gradients with and without, and
+        // the sum.
+        let widest = routed.iter().map(|(_, [_, inputs])| *inputs).max().unwrap_or(0);
+        let by_place = match drops {
+            true => 4 * self.buffer(HALF, widest) + self.buffer(WORD, widest),
+            false => self.buffer(HALF, widest),
+        };
+        between + widths.iter().map(back).sum::<u64>() + times as u64 * by_place
     }
 }
 
@@ -112,13 +120,13 @@ fn unpacked(config: &Config) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::adapter_shapes;
+    use crate::plan::adapted_layers;
 
     #[test]
     fn frozen_weights_take_no_gradients_and_what_is_packed_is_unpacked() {
         let config = Config::dense_102m();
         let lora = LoraOptions { targets: vec!["q_proj".into(), "v_proj".into()], ..LoraOptions::default() };
-        let adapted = adapter_shapes(&config, &lora).unwrap();
+        let adapted = adapted_layers(&config, &lora).unwrap();
         assert_eq!(adapted.len(), 2 * config.layers.len());
         let plan = |unpacked: bool, dropout: f64, options: &TrainerOptions| {
             let lora = LoraOptions { dropout, ..lora.clone() };
@@ -130,7 +138,7 @@ mod tests {
         let part = |plan: &MemoryPlan, name: &str| {
             plan.parts().iter().find(|(part, _)| part.starts_with(name)).map_or(0, |(_, bytes)| *bytes)
         };
-        let elements: u64 = adapted.iter().map(|[outputs, inputs]| 16 * (outputs + inputs) as u64).sum();
+        let elements: u64 = adapted.iter().map(|(_, [outputs, inputs])| 16 * (outputs + inputs) as u64).sum();
         assert_eq!(part(&whole, "frozen"), 1000);
         assert_eq!((part(&whole, "gradients"), part(&whole, "moments")), (4 * elements, 8 * elements));
         assert_eq!(part(&whole, "adapters in"), 2 * elements);
