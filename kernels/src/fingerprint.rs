@@ -15,7 +15,7 @@ const THREADS: u32 = 256;
 ///
 /// # Errors
 /// A slice is too small, rows overlap, the form is [`Form::Split`], or the launch fails.
-pub(crate) fn fingerprint(
+pub fn fingerprint(
     gpu: &Gpu,
     slice: Slice<'_>,
     form: Form,

@@ -92,6 +92,7 @@ pub use dropout::{Dropout, dropout};
 pub use embedding::{Embedding, embedding};
 pub use embedding_backward::{EmbeddingBackward, embedding_backward, embedding_backward_workspace};
 pub use error::{Error, Result};
+pub use fingerprint::fingerprint;
 pub use form::Form;
 pub use gated_activation::{Activation, GatedActivation, gated_activation};
 pub use gated_activation_backward::{

@@ -147,42 +147,71 @@ fn rows(vocabulary: usize, seed: u64, logits: impl Fn(u64) -> Vec<f32>) -> Vec<R
         .collect()
 }
 
-#[test]
-fn ids_are_those_of_the_host() {
-    let Some(gpu) = gpu() else { return };
-    for vocabulary in [1, 7, 333, 1000, 1025, 2049, 30_000, 49_152, 151_936, 262_208] {
-        // Small ones are cheap: more draws.
-        let times = if vocabulary < 10_000 { 8 } else { 2 };
-        for time in 0..times {
-            let rows = rows(vocabulary, time + 1, |seed| normals(seed, vocabulary).iter().map(|x| 4.0 * x).collect());
-            check(&gpu, &rows, &format!("{vocabulary} normal logits"));
+/// A test for each vocabulary, so that sanitizers see each to its end.
+macro_rules! test_vocabularies {
+    ($module:ident, $check:ident, $($name:ident: $vocabulary:expr),+ $(,)?) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                super::$check($vocabulary);
+            })+
         }
+    };
+}
+
+test_vocabularies!(
+    ids_are_those_of_the_host,
+    normal,
+    of_1: 1,
+    of_7: 7,
+    of_333: 333,
+    of_1000: 1000,
+    of_1025: 1025,
+    of_2049: 2049,
+    of_30000: 30_000,
+    of_49152: 49_152,
+    of_151936: 151_936,
+    of_262208: 262_208,
+);
+
+fn normal(vocabulary: usize) {
+    let Some(gpu) = gpu() else { return };
+    // Small ones are cheap: more draws.
+    let times = if vocabulary < 10_000 { 8 } else { 2 };
+    for time in 0..times {
+        let rows = rows(vocabulary, time + 1, |seed| normals(seed, vocabulary).iter().map(|x| 4.0 * x).collect());
+        check(&gpu, &rows, &format!("{vocabulary} normal logits"));
     }
 }
 
-#[test]
-fn ties_and_flat_distributions_are_cut_as_on_the_host() {
+test_vocabularies!(
+    ties_and_flat_distributions_are_cut_as_on_the_host,
+    ties_and_flat,
+    of_900: 900,
+    of_5000: 5000,
+    of_50257: 50_257,
+);
+
+fn ties_and_flat(vocabulary: usize) {
     let Some(gpu) = gpu() else { return };
-    for vocabulary in [900, 5000, 50_257] {
-        let levels = rows(vocabulary, 3, |seed| normals(seed, vocabulary).iter().map(|x| (2.0 * x).round()).collect());
-        check(&gpu, &levels, &format!("{vocabulary} logits on few levels"));
-        let flat = rows(vocabulary, 4, |seed| normals(seed, vocabulary).iter().map(|x| 1e-3 * x).collect());
-        check(&gpu, &flat, &format!("{vocabulary} logits close to each other"));
-        let equal = rows(vocabulary, 5, |_| vec![-2.5; vocabulary]);
-        check(&gpu, &equal, &format!("{vocabulary} equal logits"));
-        let masked = rows(vocabulary, 6, |seed| {
-            let draws = normals(seed, vocabulary);
-            draws.iter().map(|&x| if x < 1.5 { f32::NEG_INFINITY } else { 10.0 * x }).collect()
-        });
-        check(&gpu, &masked, &format!("{vocabulary} logits, most of them masked"));
-        // The likeliest side by side, where groups hold many.
-        let sorted = rows(vocabulary, 7, |seed| {
-            let mut logits: Vec<f32> = normals(seed, vocabulary).iter().map(|x| 3.0 * x).collect();
-            logits.sort_unstable_by(f32::total_cmp);
-            logits
-        });
-        check(&gpu, &sorted, &format!("{vocabulary} logits in ascending order"));
-    }
+    let levels = rows(vocabulary, 3, |seed| normals(seed, vocabulary).iter().map(|x| (2.0 * x).round()).collect());
+    check(&gpu, &levels, &format!("{vocabulary} logits on few levels"));
+    let flat = rows(vocabulary, 4, |seed| normals(seed, vocabulary).iter().map(|x| 1e-3 * x).collect());
+    check(&gpu, &flat, &format!("{vocabulary} logits close to each other"));
+    let equal = rows(vocabulary, 5, |_| vec![-2.5; vocabulary]);
+    check(&gpu, &equal, &format!("{vocabulary} equal logits"));
+    let masked = rows(vocabulary, 6, |seed| {
+        let draws = normals(seed, vocabulary);
+        draws.iter().map(|&x| if x < 1.5 { f32::NEG_INFINITY } else { 10.0 * x }).collect()
+    });
+    check(&gpu, &masked, &format!("{vocabulary} logits, most of them masked"));
+    // The likeliest side by side, where groups hold many.
+    let sorted = rows(vocabulary, 7, |seed| {
+        let mut logits: Vec<f32> = normals(seed, vocabulary).iter().map(|x| 3.0 * x).collect();
+        logits.sort_unstable_by(f32::total_cmp);
+        logits
+    });
+    check(&gpu, &sorted, &format!("{vocabulary} logits in ascending order"));
 }
 
 #[test]

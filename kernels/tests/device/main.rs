@@ -30,6 +30,7 @@ mod dequantize;
 mod dropout;
 mod embedding;
 mod embedding_backward;
+mod fingerprint;
 mod gated_activation;
 mod gated_activation_backward;
 mod gated_rows_backward;

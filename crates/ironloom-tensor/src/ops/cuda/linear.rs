@@ -162,6 +162,7 @@ impl Adapter {
         let b = rows_of(gpu, &self.b)?;
         let from = Operand::rows(masked.cuda(NAME, Form::Bf16)?, x.width());
         let inner = self.inner(cuda, from, Operand::columns(a.slice().0, a.slice().1), [n, x.width()])?;
+        let outputs = self.b.rows();
         let call = Multiply {
             a: Operand::rows(inner.cuda(NAME, Form::Bf16)?, rank),
             b: Operand::columns(b.slice().0, b.slice().1),
@@ -169,9 +170,20 @@ impl Adapter {
             out_stride: stride,
             output,
             start: Some(out),
-            size: [n, self.b.rows(), rank],
+            size: [n, outputs, rank],
         };
-        cuda.multiply(&call)?;
+        if outputs.is_multiple_of(8) {
+            cuda.multiply(&call)?;
+        } else if stride == outputs && output == Output::F32 {
+            // Of a router or a gate, which a product adds nothing to.
+            let added = Tensor::allocate(gpu, Form::F32, [n, outputs], NAME)?;
+            let added = added.cuda(NAME, Form::F32)?;
+            cuda.multiply(&Multiply { out: added, start: None, ..call })?;
+            kernels::add(gpu, out, added, Form::F32, n * outputs)?;
+        } else {
+            let operation = "an adapter on a graphics card, by the layer's outputs,";
+            return Err(Error::Width { operation, multiple: 8, found: outputs });
+        }
         let _ = self.kept.set((x.kept(), inner));
         Ok(())
     }

@@ -97,7 +97,7 @@ pub(super) fn attention((documents, [heads, kv_heads, head_width], window, extra
     Part { documents: documents.to_vec(), mask, half: head_width / 2, ..part }
 }
 
-/// With a `rank`, adapters beside all of the experts' matrices.
+/// With a `rank`, adapters beside all of the experts' matrices and the router's.
 pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normalize: bool, rank: Option<usize>) -> Part {
     let mut inputs = Inputs::of("training experts", &format!("{rows} {count} {per_row} {width} {inner}"));
     let sides = [[inner, width], [inner, width], [width, inner]].repeat(count);
@@ -112,27 +112,23 @@ pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normaliz
     let (mut norm, shape) = vector(&mut inputs, width, 1.0);
     norm[..count].fill(1.0);
     weights.push((norm, shape));
-    for [rows, cols] in
-        rank.into_iter().flat_map(|rank| sides.iter().flat_map(move |&[rows, cols]| [[rank, cols], [rows, rank]]))
-    {
-        weights.push(matrix(&mut inputs, rows, cols));
+    if let Some(rank) = rank {
+        for [rows, cols] in sides.into_iter().chain([[count, width]]) {
+            weights.extend([matrix(&mut inputs, rank, cols), matrix(&mut inputs, rows, rank)]);
+        }
+        let router = weights.last_mut().into_iter().flat_map(|(values, _)| values);
+        router.for_each(|value| *value *= 0.02);
     }
     let forward = move |pass: &Pass<'_>| {
         let (cx, x) = (&pass.cx, pass.x()?);
         let held = (0..3 * count).map(|number| pass.weight(number)).collect::<Result<Vec<_>>>()?;
         let factors = 3 * count + 2..pass.weights.len();
         let factors = factors.map(|number| pass.weight(number)).collect::<Result<Vec<_>>>()?;
-        let projection = |number: usize| {
-            let adapter = factors.chunks(2).nth(number).map(|pair| LowRank {
-                a: &pair[0],
-                b: &pair[1],
-                scale: 0.5,
-                dropout: 0.0,
-                stream: 1,
-                rows_before: 0,
-            });
-            Projection { weight: &held[number], bias: None, adapter }
+        let adapter = |number: usize| {
+            let pair = factors.chunks(2).nth(number)?;
+            Some(LowRank { a: &pair[0], b: &pair[1], scale: 0.5, dropout: 0.0, stream: 1, rows_before: 0 })
         };
+        let projection = |number: usize| Projection { weight: &held[number], bias: None, adapter: adapter(number) };
         let expert = |number: usize| ExpertWeights {
             gate: projection(3 * number),
             up: projection(3 * number + 1),
@@ -140,8 +136,10 @@ pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normaliz
         };
         let experts: Vec<_> = (0..count).map(expert).collect();
         let normed = ops::rmsnorm(cx, x, &pass.weights[3 * count + 1], EPSILON)?;
+        let router = pass.weight(3 * count)?;
+        let router = Projection { adapter: adapter(3 * count), ..Projection::from(&router) };
         let layer = RoutedTraining {
-            logits: &ops::linear(cx, &normed, &pass.weight(3 * count)?)?,
+            logits: &ops::linear(cx, &normed, router)?,
             per_row,
             normalize,
             losses: RouterLosses { balance: BALANCE, z: Z_LOSS },
