@@ -17,8 +17,8 @@ use ironloom_core::SimdLevel;
 use super::{
     lanes::{LANES, Lanes, Scalar},
     layout::{
-        Brains, Bytes, F16MinScales, F16Scales, F32Scales, Format, Grouped, Halves, Layout, Nibbles, RowScales, STEP,
-        Singles, SubMinScales, SubScales, Unscaled,
+        Brains, Bytes, F16MinScales, F16Scales, F32Scales, Format, Grouped, Halves, Layout, Levels, Nibbles, RowScales,
+        STEP, Singles, SubMinScales, SubScales, Unscaled,
     },
 };
 
@@ -308,8 +308,8 @@ kinds! {
     F16 = "F16": Halves, Unscaled, STEP => Straight;
     BF16 = "BF16": Brains, Unscaled, STEP => Straight;
     INT8 = "int8": Bytes, RowScales, STEP => Straight;
-    INT4 = "int4": Nibbles, F32Scales, 64 => Scaled;
-    NF4 = "NF4": Nibbles, F32Scales, 64 => Scaled;
+    INT4 = "int4": Levels, F32Scales, 64 => Scaled;
+    NF4 = "NF4": Levels, F32Scales, 64 => Scaled;
     Q4_0 = "Q4_0": Nibbles, F16Scales, 32 => Scaled;
     Q4_1 = "Q4_1": Nibbles, F16MinScales, 32 => ScaledMin;
     Q5_0 = "Q5_0": Bytes, F16Scales, 32 => Scaled;

@@ -27,6 +27,12 @@ pub(super) trait Lanes: Copy {
     unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// Reads 64 bytes as sixteen little-endian words; may read three more. Result j is `table[nibble j of each word]`.
     unsafe fn lookup_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP];
+    /// The same where `table[i]` is `table[0] + i`, small integers.
+    #[inline(always)]
+    unsafe fn count_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP] {
+        // SAFETY: the same promise.
+        unsafe { Self::lookup_nibbles(table, from) }
+    }
     /// Reads 16 bytes as signed integers.
     unsafe fn load_i8(from: *const u8) -> Self::Floats;
     /// Reads 32 bytes as IEEE half precision.

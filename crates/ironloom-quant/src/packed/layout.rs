@@ -192,15 +192,23 @@ plain_codes!(Halves, F16, 2, from => L::load_f16(from));
 plain_codes!(Brains, Bf16, 2, from => L::load_bf16(from));
 plain_codes!(Singles, F32, 4, from => L::load(from.cast()));
 
-pub(super) struct Nibbles;
-impl Codes for Nibbles {
-    const KIND: CodeKind = CodeKind::Nibble;
-    #[inline(always)]
-    unsafe fn read<L: Lanes>(from: *const u8, table: L::Floats) -> [L::Floats; STEP] {
-        // SAFETY: sixteen words, and three bytes more, are readable.
-        unsafe { L::lookup_nibbles(table, from) }
-    }
+macro_rules! nibbles {
+    ($name:ident, $read:ident) => {
+        pub(super) struct $name;
+        impl Codes for $name {
+            const KIND: CodeKind = CodeKind::Nibble;
+            #[inline(always)]
+            unsafe fn read<L: Lanes>(from: *const u8, table: L::Floats) -> [L::Floats; STEP] {
+                // SAFETY: sixteen words, and three bytes more, are readable.
+                unsafe { L::$read(table, from) }
+            }
+        }
+    };
 }
+
+// Any sixteen numbers, and integers one after the other.
+nibbles!(Levels, lookup_nibbles);
+nibbles!(Nibbles, count_nibbles);
 
 macro_rules! scales {
     ($name:ident, $kind:ident, $record:ident, $g:ident => $read:expr) => {

@@ -14,6 +14,29 @@ pub(super) struct Avx2;
 #[derive(Clone, Copy)]
 pub(super) struct Avx512;
 
+/// The first, second, third and fourth bytes of sixteen numbers, each sixteen twice.
+///
+/// # Safety
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn byte_planes(table: [__m256; 2]) -> [__m256i; 4] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let byte = _mm256_set1_epi32(255);
+        let mut rest = [_mm256_castps_si256(table[0]), _mm256_castps_si256(table[1])];
+        let mut planes = [byte; 4];
+        for plane in &mut planes {
+            let words = _mm256_packus_epi32(_mm256_and_si256(rest[0], byte), _mm256_and_si256(rest[1], byte));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            *plane = _mm256_permute4x64_epi64::<0b10_00_10_00>(_mm256_packus_epi16(words, words));
+            for half in &mut rest {
+                *half = _mm256_srli_epi32::<8>(*half);
+            }
+        }
+        planes
+    }
+}
+
 // SAFETY (all blocks of this file): the trait's callers promise the level's instructions and the bytes behind each pointer;
 // every load and store used is an unaligned one, and a prefetch of any address is allowed.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -45,17 +68,57 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn lookup_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP] {
-        // A permutation reads the low three bits of an index; the fourth, moved to the sign, picks the half of the table.
+        // Bytes of the same four rows side by side, then each byte of the numbers by a table of its own, put together by
+        // interleaving: 3.5 instructions for eight numbers. Permutations of eight numbers, of which the fourth bit picks, take 5.
         unsafe {
+            let planes = byte_planes(table);
+            let turn = _mm256_setr_epi8(
+                0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11,
+                15,
+            );
+            let nibble = _mm256_set1_epi8(15);
+            let mut out = [table; STEP];
+            for half in 0..2 {
+                let words = _mm256_shuffle_epi8(_mm256_loadu_si256(from.add(32 * half).cast()), turn);
+                for odd in 0..2 {
+                    let shifted = if odd == 0 { words } else { _mm256_srli_epi16::<4>(words) };
+                    let codes = _mm256_and_si256(shifted, nibble);
+                    let mut bytes = planes;
+                    for byte in &mut bytes {
+                        *byte = _mm256_shuffle_epi8(*byte, codes);
+                    }
+                    let low = [_mm256_unpacklo_epi8(bytes[0], bytes[1]), _mm256_unpackhi_epi8(bytes[0], bytes[1])];
+                    let high = [_mm256_unpacklo_epi8(bytes[2], bytes[3]), _mm256_unpackhi_epi8(bytes[2], bytes[3])];
+                    for pair in 0..2 {
+                        let first = _mm256_unpacklo_epi16(low[pair], high[pair]);
+                        let second = _mm256_unpackhi_epi16(low[pair], high[pair]);
+                        out[4 * pair + odd][half] = _mm256_castsi256_ps(first);
+                        out[4 * pair + 2 + odd][half] = _mm256_castsi256_ps(second);
+                    }
+                }
+            }
+            out
+        }
+    }
+    #[inline(always)]
+    unsafe fn count_nibbles(table: Self::Floats, from: *const u8) -> [Self::Floats; STEP] {
+        // Bits p to p + 4 of the fraction of 2^(23 - p) count ones: the nibble put there and the power taken off again is exact.
+        unsafe {
+            let first = _mm256_broadcastss_ps(_mm256_castps256_ps128(table[0]));
+            let powers = [_mm256_set1_ps(8_388_608.0), _mm256_set1_ps(524_288.0)];
+            let masks = [_mm256_set1_epi32(0xF), _mm256_set1_epi32(0xF0)];
             let mut words = [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())];
             let mut out = [table; STEP];
-            for out in &mut out {
+            for j in 0..STEP {
+                let place = j % 2;
+                let taken = _mm256_sub_ps(powers[place], first);
                 for half in 0..2 {
-                    let low = _mm256_permutevar8x32_ps(table[0], words[half]);
-                    let high = _mm256_permutevar8x32_ps(table[1], words[half]);
-                    let fourth = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words[half]));
-                    out[half] = _mm256_blendv_ps(low, high, fourth);
-                    words[half] = _mm256_srli_epi32::<4>(words[half]);
+                    let code = _mm256_and_si256(words[half], masks[place]);
+                    let sum = _mm256_or_si256(code, _mm256_castps_si256(powers[place]));
+                    out[j][half] = _mm256_sub_ps(_mm256_castsi256_ps(sum), taken);
+                    if place == 1 {
+                        words[half] = _mm256_srli_epi32::<8>(words[half]);
+                    }
                 }
             }
             out
