@@ -94,14 +94,6 @@ struct Q8_0 : Bytes<tiles::Q8_0> {
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
         load_codes(to, record.codes, chunk);
     }
-
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
-                                                     const Scales &scales, int chunk, bool) {
-        const uint2 words = scales.of(chunk);
-        const float2 upper = halves(words.x), lower = halves(words.y);
-        scale[0] = {upper.x, lower.x};
-        scale[1] = {upper.y, lower.y};
-    }
 };
 
 }  // namespace linear

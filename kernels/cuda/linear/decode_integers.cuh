@@ -65,26 +65,12 @@ struct Int4 : FourBits<tiles::Int4> {
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 4 ? 4 : 2; }
     using Decoder = SpreadDecoder<8>;
     using Scales = ScaleWords;  // f32 of four chunks
-
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                     const Scales &scales, int chunk, bool) {
-        const uint2 words = scales.of(chunk);
-        scale[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
-    }
 };
 
 struct Q4_0 : FourBits<tiles::Q4_0> {
     static constexpr int BLOCKS = 2;
     using Decoder = SpreadDecoder<8>;
     using Scales = ScaleWords;  // eight FP16
-
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
-                                                     const Scales &scales, int chunk, bool) {
-        const uint2 words = scales.of(chunk);
-        const float2 upper = halves(words.x), lower = halves(words.y);
-        scale[0] = {upper.x, lower.x};
-        scale[1] = {upper.y, lower.y};
-    }
 };
 
 struct Q4_1 : FourBits<tiles::Q4_1> {

@@ -32,12 +32,6 @@ struct Nf4 : Tiled<tiles::Nf4> {
         to.codes = load_constant_streaming(record.codes + chunk * CODE_BYTES);
     }
 
-    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
-                                                     const Scales &scales, int chunk, bool) {
-        const uint2 words = scales.of(chunk);
-        scale[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
-    }
-
     struct Decoder {
         static constexpr int ENTRY = 256, BYTES = 256 * ENTRY;
         // Where the shared memory that a kernel asks for begins in the image for sm_90a. There an address in shared memory

@@ -26,7 +26,12 @@ namespace linear {
 // Sixteen bytes of constant data that neighbours read too.
 __device__ __forceinline__ uint4 load_constant(const void *from) { return __ldg(static_cast<const uint4 *>(from)); }
 
-// A record's scales of rows g and g + 8, a word a chunk.
+// The two FP16 numbers of a word in single precision.
+__device__ __forceinline__ float2 halves(uint32_t word) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(&word));
+}
+
+// A record's scales of rows g and g + 8, a word a chunk: one F32, or two FP16.
 struct ScaleWords {
     uint4 upper, lower;
 
@@ -67,6 +72,20 @@ template <class Layout> struct Tiled : Layout {
         const uint8_t *scales = record.scales(held, lane) + lane / 4 * 16;
         to = {load_constant(scales), load_constant(scales + 8 * 16)};
     }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[1], float2 (&)[1],
+                                                     const ScaleWords &scales, int chunk, bool) {
+        const uint2 words = scales.of(chunk);
+        scale[0] = {__uint_as_float(words.x), __uint_as_float(words.y)};
+    }
+
+    __device__ __forceinline__ static void scales_of(float2 (&scale)[2], float2 (&)[2],
+                                                     const ScaleWords &scales, int chunk, bool) {
+        const uint2 words = scales.of(chunk);
+        const float2 upper = halves(words.x), lower = halves(words.y);
+        scale[0] = {upper.x, lower.x};
+        scale[1] = {upper.y, lower.y};
+    }
 };
 
 // Decoders that need no memory.
@@ -74,11 +93,6 @@ struct NoTable {
     static constexpr int BYTES = 0;
     __device__ __forceinline__ NoTable(uint8_t *, int) {}
 };
-
-// The two FP16 numbers of a word in single precision.
-__device__ __forceinline__ float2 halves(uint32_t word) {
-    return __half22float2(*reinterpret_cast<const __half2 *>(&word));
-}
 
 // Byte `index` of a word with its sign bit turned, in single precision. 2^23 + byte is exact: one permutation and one
 // addition instead of a conversion, which is four times slower.
