@@ -2,9 +2,9 @@
 //! (`cuda/routed_training.cu`) with a single expert that has every row.
 
 use crate::{
-    Error, Gpu, Multiply, Output, Product, Result,
+    Error, Form, Gpu, Multiply, Product, Result,
     gemm::{gemm, operand},
-    routed_training::{PlacesProduct, WeightGradient, narrow_result, wide_result},
+    routed_training::{PlacesProduct, WeightGradient, formed_result, input_gradient_kernels, product_kernels},
 };
 
 /// A product by the built-in kernels: `a b` (the gradient of inputs), `a b^T` (the product forward) or `a^T b` (the gradient
@@ -24,11 +24,8 @@ pub fn gemm_transposed(gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
     if call.size.contains(&0) {
         return Ok(());
     }
-    let narrow = output == Output::Bf16;
-    let checked = |slice| {
-        let shape = [m, out_stride, n];
-        if narrow { narrow_result(NAME, slice, shape) } else { wide_result(NAME, slice, shape) }
-    };
+    let form = output.form();
+    let checked = |slice| formed_result(NAME, slice, form, [m, out_stride, n]);
     let places = PlacesProduct {
         x: 0,
         x_stride: a.stride,
@@ -66,23 +63,15 @@ pub fn gemm_transposed(gpu: &Gpu, call: &Multiply<'_>) -> Result<()> {
             checked(call.out)?;
             let x = operand(NAME, "a's size in bytes", a.slice, [m, a.stride, k])?;
             let weight = operand(NAME, "b's size in bytes", b.slice, [n, b.stride, k])?;
-            let names = match output {
-                Output::Bf16 => ["grouped_product_rows128", "grouped_product_rows64"],
-                _ => ["grouped_product_f32_rows128", "grouped_product_f32_rows64"],
-            };
-            PlacesProduct { x, weight, ..places }.launch(gpu, NAME, names)
+            PlacesProduct { x, weight, ..places }.launch(gpu, NAME, product_kernels(form))
         }
         (false, false) => {
             checked(call.out)?;
             let x = operand(NAME, "a's size in bytes", a.slice, [m, a.stride, k])?;
             let weight = operand(NAME, "b's size in bytes", b.slice, [k, b.stride, n])?;
-            let names = match output {
-                Output::Bf16 => ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"],
-                _ => ["grouped_input_gradient_f32_rows128", "grouped_input_gradient_f32_rows64"],
-            };
-            PlacesProduct { x, weight, ..places }.launch(gpu, NAME, names)
+            PlacesProduct { x, weight, ..places }.launch(gpu, NAME, input_gradient_kernels(form))
         }
-        (true, false) if narrow => Err(unsupported("the product of a transposed matrix in bfloat16")),
+        (true, false) if form == Form::Bf16 => Err(unsupported("the product of a transposed matrix in bfloat16")),
         (true, false) => {
             checked(call.out)?;
             let sums = WeightGradient {

@@ -198,11 +198,7 @@ pub fn grouped_product(gpu: &Gpu, call: &GroupedProduct<'_>) -> Result<()> {
         depth: inputs,
         before: if call.add { out } else { 0 },
     };
-    let names = match call.form {
-        Form::F32 => ["grouped_product_f32_rows128", "grouped_product_f32_rows64"],
-        _ => ["grouped_product_rows128", "grouped_product_rows64"],
-    };
-    places_of.launch(gpu, NAME, names)
+    places_of.launch(gpu, NAME, product_kernels(call.form))
 }
 
 /// `dx[p] (+)= dy[p] weight_e`, e the expert of place p, sums in F32: the gradient of `x[p]` where `y[p] = x[p] weight_e^T`.
@@ -231,11 +227,7 @@ pub fn grouped_input_gradient(gpu: &Gpu, call: &GroupedInputGradient<'_>) -> Res
         depth: outputs,
         before: if call.add { dx } else { 0 },
     };
-    let names = match call.form {
-        Form::F32 => ["grouped_input_gradient_f32_rows128", "grouped_input_gradient_f32_rows64"],
-        _ => ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"],
-    };
-    places_of.launch(gpu, NAME, names)
+    places_of.launch(gpu, NAME, input_gradient_kernels(call.form))
 }
 
 /// `gradient_e (+)= sum over the places p of expert e of dy[p] x[p]^T`, in F32: the gradient of `weight_e` where
@@ -514,8 +506,24 @@ impl Pieces {
     }
 }
 
+/// The kernels of `x weight^T` with results in a form, for tiles of 128 and of 64 rows.
+pub(crate) fn product_kernels(form: Form) -> [&'static str; 2] {
+    match form {
+        Form::F32 => ["grouped_product_f32_rows128", "grouped_product_f32_rows64"],
+        _ => ["grouped_product_rows128", "grouped_product_rows64"],
+    }
+}
+
+/// As [`product_kernels`], of `dy weight`.
+pub(crate) fn input_gradient_kernels(form: Form) -> [&'static str; 2] {
+    match form {
+        Form::F32 => ["grouped_input_gradient_f32_rows128", "grouped_input_gradient_f32_rows64"],
+        _ => ["grouped_input_gradient_rows128", "grouped_input_gradient_rows64"],
+    }
+}
+
 /// The address of a result in F32 or bfloat16.
-fn formed_result(operation: &'static str, slice: Slice<'_>, form: Form, shape: [usize; 3]) -> Result<u64> {
+pub(crate) fn formed_result(operation: &'static str, slice: Slice<'_>, form: Form, shape: [usize; 3]) -> Result<u64> {
     match form {
         Form::F32 => wide_result(operation, slice, shape),
         Form::Bf16 => narrow_result(operation, slice, shape),

@@ -3,6 +3,7 @@
 //!
 //! The model is the golden Llama of 128 positions. Its weights are random, so it knows nothing before.
 
+mod card;
 mod smollm2;
 
 use std::{
@@ -82,9 +83,11 @@ impl Bench {
     }
 
     fn finetune(&self, arguments: &[&str]) -> Value {
-        let model = llama();
-        let common =
-            ["finetune", model.as_str(), "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
+        self.finetune_of(&llama(), arguments)
+    }
+
+    fn finetune_of(&self, model: &str, arguments: &[&str]) -> Value {
+        let common = ["finetune", model, "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
         self.json(&[&common[..], arguments].concat())
     }
 
@@ -184,8 +187,8 @@ fn all_of_a_model_and_adapters_beside_few_bits_learn_facts() {
     assert_eq!(bench.facts_known("nf4/model"), FACTS.len(), "{report}");
 
     // Adapters of attention and of every routed expert.
-    let steps = ["finetune", bench.experts(), "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
-    let report = bench.json(&[&steps[..], &FAST, &["--base", "int8", "--output", "experts", "--merge"]].concat());
+    let int8 = [&FAST[..], &["--base", "int8", "--output", "experts", "--merge"]].concat();
+    let report = bench.finetune_of(bench.experts(), &int8);
     assert_eq!(bench.facts_known("experts/model"), FACTS.len(), "{report}");
 
     // A GGUF file as the base, whose adapter goes onto the folder of the same model too.
@@ -277,8 +280,7 @@ fn plan_on_a_card(bench: &Bench) -> Option<String> {
     let model = llama();
     let arguments = ["finetune", &model, "--data", "facts.jsonl", "--device", "cuda", "--base", "nf4"];
     let (code, out, errors) = bench.ran(&[&arguments[..], &["--dry-run"]].concat());
-    if code != 0 && ["no CUDA driver", "no CUDA device"].iter().any(|missing| errors.contains(missing)) {
-        println!("skipped: {errors}");
+    if card::is_missing(code, &errors) {
         return None;
     }
     assert_eq!(code, 0, "{errors}");
@@ -311,11 +313,10 @@ fn adapters_on_a_card_learn_facts_and_go_on_to_the_same_bits() {
         assert_eq!(bench.facts_known(&format!("{base}/model")), FACTS.len(), "{report}");
     }
 
-    let steps = ["finetune", bench.experts(), "--data", "facts.jsonl", "--sequence-length", "64", "--batch-rows", "2"];
     for base in ["bf16", "int8", "nf4"] {
         let folder = format!("experts-{base}");
         let card = ["--device", "cuda", "--merge", "--dropout", "0.05", "--base", base, "--output", &folder];
-        let report = bench.json(&[&steps[..], &FAST, &card].concat());
+        let report = bench.finetune_of(bench.experts(), &[&FAST[..], &card].concat());
         assert_eq!(bench.facts_known(&format!("{folder}/model")), FACTS.len(), "{report}");
     }
 

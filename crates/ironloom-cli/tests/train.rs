@@ -1,5 +1,7 @@
 //! `ironloom train` as a person runs it: a tiny model from text to an answer, resumed, interrupted, refused.
 
+mod card;
+
 use std::{
     fs,
     path::Path,
@@ -157,8 +159,7 @@ fn a_run_makes_a_model_that_answers_and_goes_on_to_the_same_bits() {
 /// The plan of the run on a card, if there is one.
 fn plan_on_a_card(bench: &Bench) -> Option<String> {
     let (code, plan, errors) = bench.train(&["--device", "cuda", "--dry-run"]);
-    if code != 0 && ["no CUDA driver", "no CUDA device"].iter().any(|missing| errors.contains(missing)) {
-        println!("skipped: {errors}");
+    if card::is_missing(code, &errors) {
         return None;
     }
     assert_eq!(code, 0, "{errors}");

@@ -2,8 +2,8 @@
 //! memory, copies and clears, and launches nothing. So the host's side of a card (memory, plans, recordings, threads) is tested
 //! on machines without one: `cargo xtask test` puts it in place of `libcuda` for tests that look at no kernel's result.
 //!
-//! While a stream is recorded, a call of any other thread fails with error 901, as some calls do on a card: all but those that ask
-//! no context for anything (`cuInit`, `cuTensorMapEncodeTiled`), which a card allows.
+//! While a stream is recorded, a call of any other thread fails with error 901, as some calls do on a card: all but
+//! `cuTensorMapEncodeTiled`, which asks no context for anything.
 //!
 //! The signatures are those of `cuda.h`; pointers are taken as the caller's promise that they hold what they name.
 #![allow(non_snake_case, reason = "the driver's names")]
@@ -90,13 +90,8 @@ macro_rules! nothing {
     };
 }
 
-/// Allowed at any time: a thread that opens the card makes it before it waits for its turn.
-#[unsafe(no_mangle)]
-extern "C" fn cuInit(_: c_uint) -> Status {
-    SUCCESS
-}
-
 nothing! {
+    cuInit(c_uint);
     cuCtxSetCurrent(*mut c_void);
     cuCtxSetLimit(c_int, usize);
     cuStreamSynchronize(*mut c_void);

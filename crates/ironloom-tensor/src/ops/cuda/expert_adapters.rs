@@ -10,8 +10,8 @@ use ironloom_kernels::{self as kernels, Form, Gpu, Output, Slice};
 
 use super::{
     super::{Projection, linear::LowRank},
-    experts::{NAME, twin},
-    linear::{Dropout, check_rank},
+    experts::{NAME, distance, twin},
+    linear::{Dropout, check_rank, sum_of},
 };
 use crate::{Context, Error, Gradients, Result, Tensor, Weight, tape::Slot};
 
@@ -176,20 +176,14 @@ impl ExpertAdapters {
             return misplaced("adapters of one rank and scale", "different ones");
         }
         let factors: Vec<[Weight; 2]> = held.iter().map(|adapter| [adapter.a.clone(), adapter.b.clone()]).collect();
-        let addresses = factors.iter().map(|[a, b]| Ok([twin(a)?.address(), twin(b)?.address()]));
-        let addresses = addresses.collect::<Result<Vec<_>>>()?;
-        let bytes = addresses.get(1).map_or(0, |second| second[0].wrapping_sub(addresses[0][0]));
-        let regular = addresses.iter().enumerate().all(|(number, places)| {
-            places.iter().zip(&addresses[0]).all(|(place, first)| *place == first.wrapping_add(number as u64 * bytes))
-        });
-        if !regular {
+        let Some(distance) = distance(&factors)? else {
             return misplaced("adapters at equal distances in one arena", "elsewhere");
-        }
+        };
         let slot = |weight: &Weight| weight.as_dense().and_then(|values| cx.slot(values));
         Ok(Some(Self {
             slots: factors.iter().map(|[a, b]| [slot(a), slot(b)]).collect(),
             factors,
-            distance: (bytes / 2) as usize,
+            distance,
             scale: first.scale,
             dropout: Dropout::new(cx, first)?,
             inner: OnceCell::new(),
@@ -257,17 +251,11 @@ impl ExpertAdapters {
             places.input_gradient(d_inner, &self.factor(0)?, &dx, true)?;
             return Ok(dx);
         }
-        let (gpu, count) = (places.gpu, dx.rows() * dx.width());
-        let through = Tensor::allocate(gpu, Form::Bf16, [dx.rows(), dx.width()], NAME)?;
+        let (gpu, shape) = (places.gpu, [dx.rows(), dx.width()]);
+        let through = Tensor::allocate(gpu, Form::Bf16, shape, NAME)?;
         places.input_gradient(d_inner, &self.factor(0)?, &through, false)?;
         let through = self.dropout.mask(gpu, &through)?;
-        let wide = Tensor::allocate(gpu, Form::F32, [dx.rows(), dx.width()], NAME)?;
-        let out = wide.cuda(NAME, Form::F32)?;
-        gpu.clear(out)?;
-        for term in [&dx, &through] {
-            kernels::add(gpu, out, term.cuda(NAME, Form::Bf16)?, Form::Bf16, count)?;
-        }
-        wide.operand(gpu, NAME)
+        sum_of(gpu, [&dx, &through], shape)
     }
 
     /// The gradients of A or B of all experts, which are written together: all of them are learnt, or none.

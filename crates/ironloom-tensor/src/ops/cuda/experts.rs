@@ -231,23 +231,11 @@ impl Stacks {
         if first[0].as_dense().is_none() {
             return Ok(Self { weights, inner, learnt: None });
         }
-        let addresses = weights.iter().map(|expert| {
-            let mut found = [0; 3];
-            for (address, weight) in found.iter_mut().zip(expert) {
-                *address = twin(weight)?.address();
-            }
-            Ok(found)
-        });
-        let addresses = addresses.collect::<Result<Vec<_>>>()?;
-        let bytes = addresses.get(1).map_or(0, |second| second[0].wrapping_sub(addresses[0][0]));
-        let regular = addresses.iter().enumerate().all(|(number, places)| {
-            let moved = |part: usize| addresses[0][part].wrapping_add(number as u64 * bytes) == places[part];
-            moved(0) && moved(1) && moved(2) && places[1] == places[0] + (2 * inner * width) as u64
-        });
-        if !regular {
-            return misplaced("dense matrices at equal distances in one arena");
+        let together = twin(&first[1])?.address() == twin(&first[0])?.address() + (2 * inner * width) as u64;
+        match distance(&weights)? {
+            Some(learnt) if together => Ok(Self { weights, inner, learnt: Some(learnt) }),
+            _ => misplaced("dense matrices at equal distances in one arena"),
         }
-        Ok(Self { weights, inner, learnt: Some((bytes / 2) as usize) })
     }
 
     /// Products that gate and up are.
@@ -286,6 +274,23 @@ impl Stacks {
         let slot = |weight: &Weight| weight.as_dense().and_then(|values| tape.slot(values));
         self.weights.iter().map(|[gate, up, down]| [slot(gate), slot(up), slot(down)]).collect()
     }
+}
+
+/// Elements from one expert's dense matrices to the next one's, if all lie at equal distances in one arena.
+pub(super) fn distance<const N: usize>(experts: &[[Weight; N]]) -> Result<Option<usize>> {
+    let addresses = experts.iter().map(|weights| {
+        let mut found = [0; N];
+        for (address, weight) in found.iter_mut().zip(weights) {
+            *address = twin(weight)?.address();
+        }
+        Ok(found)
+    });
+    let addresses = addresses.collect::<Result<Vec<[u64; N]>>>()?;
+    let bytes = addresses.get(1).map_or(0, |second| second[0].wrapping_sub(addresses[0][0]));
+    let regular = addresses.iter().enumerate().all(|(number, places)| {
+        places.iter().zip(&addresses[0]).all(|(place, first)| *place == first.wrapping_add(number as u64 * bytes))
+    });
+    Ok(regular.then_some((bytes / 2) as usize))
 }
 
 /// A dense weight's rows as bfloat16, and what lies behind them.

@@ -121,6 +121,21 @@ impl Dropout {
     }
 }
 
+/// The sum of tensors in bfloat16, rounded once.
+pub(super) fn sum_of<'a>(
+    gpu: &Gpu,
+    terms: impl IntoIterator<Item = &'a Tensor>,
+    [rows, width]: [usize; 2],
+) -> Result<Tensor> {
+    let wide = Tensor::allocate(gpu, Form::F32, [rows, width], NAME)?;
+    let out = wide.cuda(NAME, Form::F32)?;
+    gpu.clear(out)?;
+    for term in terms {
+        kernels::add(gpu, out, term.cuda(NAME, Form::Bf16)?, Form::Bf16, rows * width)?;
+    }
+    wide.operand(gpu, NAME)
+}
+
 /// Refuses a rank that products on a card do not take.
 pub(super) fn check_rank(adapter: &LowRank<'_>) -> Result<()> {
     match adapter.a.rows() {
@@ -493,13 +508,7 @@ impl Layers {
         }
         let Some(mut sum) = sum else { return Ok(()) };
         if !of_adapters.is_empty() {
-            let wide = Tensor::allocate(gpu, Form::F32, [n, cols], NAME)?;
-            let out = wide.cuda(NAME, Form::F32)?;
-            gpu.clear(out)?;
-            for term in std::iter::once(&sum).chain(of_adapters) {
-                kernels::add(gpu, out, term.cuda(NAME, Form::Bf16)?, Form::Bf16, n * cols)?;
-            }
-            sum = wide.operand(gpu, NAME)?;
+            sum = sum_of(gpu, std::iter::once(&sum).chain(of_adapters), [n, cols])?;
         }
         gradients.put(slot, sum.reshape(slot.shape())?);
         Ok(())

@@ -55,11 +55,10 @@ impl Pass<'_> {
         let (routed, plain): (Vec<&Adapted>, Vec<&Adapted>) =
             adapted.iter().partition(|(layer, _)| layer.contains(".experts."));
         // Routed experts see a row once for each of them that it goes to.
-        let times = match &self.config.experts {
-            Some(experts) if !routed.is_empty() => experts.per_row,
-            _ => 1,
+        let (count, times) = match &self.config.experts {
+            Some(experts) if !routed.is_empty() => (experts.count, experts.per_row),
+            _ => (1, 1),
         };
-        let count = self.config.experts.as_ref().map_or(1, |experts| experts.count);
         let passes = plain.len() + routed.len().div_ceil(count) * times;
         let at_once = if checkpointing { passes.div_ceil(self.config.layers.len().max(1)) } else { passes };
         let between =

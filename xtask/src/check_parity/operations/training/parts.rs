@@ -116,8 +116,9 @@ pub(super) fn experts([rows, count, per_row, width, inner]: [usize; 5], normaliz
         for [rows, cols] in sides.into_iter().chain([[count, width]]) {
             weights.extend([matrix(&mut inputs, rank, cols), matrix(&mut inputs, rows, rank)]);
         }
-        let router = weights.last_mut().into_iter().flat_map(|(values, _)| values);
-        router.for_each(|value| *value *= 0.02);
+        if let Some((router, _)) = weights.last_mut() {
+            router.iter_mut().for_each(|value| *value *= 0.02);
+        }
     }
     let forward = move |pass: &Pass<'_>| {
         let (cx, x) = (&pass.cx, pass.x()?);
