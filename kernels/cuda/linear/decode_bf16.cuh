@@ -14,6 +14,8 @@ struct Bf16 {
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 2 || groups == 4 ? 4 : 2; }
     // There are none: two places in the loop, as formats with two sets have, spill nothing at 32 rows.
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 8 ? 2 : 1; }
+    __host__ __device__ static constexpr bool overlaps(int groups) { return groups <= 2; }
+    __host__ __device__ static constexpr bool repeats(int groups) { return groups == 2; }
     static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false, IN_PLACE = true;
     static constexpr int PAIRED_AHEAD = 1;
     using Columns = RunsOfEight;

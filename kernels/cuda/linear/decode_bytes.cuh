@@ -88,6 +88,7 @@ struct Int8 : Bytes<tiles::Int8> {
 
 struct Q8_0 : Bytes<tiles::Q8_0> {
     static constexpr int BLOCKS = 2;
+    __host__ __device__ static constexpr bool overlaps(int groups) { return groups <= 4; }
     using Bytes::load;
     using Scales = ScaleWords;  // eight FP16
 

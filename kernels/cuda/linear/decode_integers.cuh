@@ -52,7 +52,7 @@ template <class Layout> struct FourBits : Tiled<Layout> {
     using Tiled<Layout>::load;
     using Chunk = uint4;  // a word a step
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 4; }
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 || groups == 4 ? 4 : 2; }
+    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 4 ? 4 : 2; }
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 4 ? 1 : 2; }
 
     __device__ __forceinline__ static void load(Chunk &to, const Record &record, int chunk) {
@@ -62,7 +62,6 @@ template <class Layout> struct FourBits : Tiled<Layout> {
 
 struct Int4 : FourBits<tiles::Int4> {
     static constexpr int BLOCKS = 1;
-    __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 4 ? 4 : 2; }
     using Decoder = SpreadDecoder<8>;
     using Scales = ScaleWords;  // f32 of four chunks
 };
@@ -78,6 +77,7 @@ struct Q4_1 : FourBits<tiles::Q4_1> {
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
     __host__ __device__ static constexpr int operand_ring(int) { return 2; }
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
+    __host__ __device__ static constexpr bool overlaps(int groups) { return groups != 4; }
     static constexpr bool HAS_MINIMUM = true;
     static constexpr int PAIRED_AHEAD = 2;
     using Decoder = SixteenthsDecoder;

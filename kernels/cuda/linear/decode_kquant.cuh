@@ -15,9 +15,11 @@ struct Q4_K : FourBits<tiles::Q4_K> {
     static constexpr int BLOCKS = 2;
     static constexpr bool HAS_MINIMUM = true, WHOLE_RECORDS = true;
     static constexpr int PAIRED_AHEAD = 2;
-    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 8 : 2; }
+    __host__ __device__ static constexpr int ahead(int groups) { return groups == 1 ? 4 : 2; }
     __host__ __device__ static constexpr int operand_ring(int) { return 2; }
     __host__ __device__ static constexpr int scale_sets(int) { return 2; }
+    __host__ __device__ static constexpr bool overlaps(int) { return true; }
+    __host__ __device__ static constexpr bool repeats(int) { return true; }
     using Decoder = SixteenthsDecoder;
     using FourBits::load;
 
@@ -76,10 +78,13 @@ struct Q4_K : FourBits<tiles::Q4_K> {
 
 struct Q6_K : Tiled<tiles::Q6_K> {
     static constexpr int BLOCKS = 4;
+    static constexpr bool WHOLE_RECORDS = true;
     static constexpr int PAIRED_AHEAD = 2;
     __host__ __device__ static constexpr int ahead(int groups) { return groups == 8 ? 2 : 4; }
     __host__ __device__ static constexpr int operand_ring(int groups) { return groups == 1 ? 4 : 2; }
     __host__ __device__ static constexpr int scale_sets(int groups) { return groups == 1 || groups == 8 ? 2 : 1; }
+    __host__ __device__ static constexpr bool overlaps(int) { return true; }
+    __host__ __device__ static constexpr bool repeats(int) { return false; }
     using Columns = RunsOfFour;
 
     struct Chunk {

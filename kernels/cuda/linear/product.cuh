@@ -114,9 +114,15 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     // Records whose scales are in registers or on their way: with one set those of the next record could be asked for
     // only when they are needed.
     constexpr int SETS = DEPTH == 2 ? 2 : DOWN ? 1 : Format::scale_sets(TILES);
-    // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it would keep a record's
-    // chunks from overlapping. More rows or more scales have work enough in one chunk, and no registers for two.
-    constexpr bool OVERLAP = TILES == 1 && Format::BLOCKS == 1;
+    // Whether a chunk that the record lacks is multiplied by a scale of zero: a branch around it keeps a record's chunks
+    // from overlapping.
+    constexpr bool OVERLAP = Format::overlaps(TILES);
+    // Whether a place in the ring holds different rows of x in turn: past the last column it must then be zero instead of
+    // what it held, since a row that is not finite would spoil the others.
+    constexpr bool MIXES = !Format::WHOLE_RECORDS && RING % TILES != 0;
+    // Whether lanes without a row of x load the last one again, whose products nobody reads, instead of a condition on
+    // each load, which becomes a branch.
+    constexpr bool REPEATS = Format::repeats(TILES);
     extern __shared__ __align__(256) uint8_t shared[];
     // Taken from lane 0, so that the compiler knows it for the whole warp.
     const int warp = __shfl_sync(FULL_WARP, int(threadIdx.x) / WARP, 0);
@@ -135,7 +141,9 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     walk.first = {int(blockIdx.x) * team.teams + team.index, 0, team.share};
     if constexpr (DOWN) walk.first = {walk.first.task, team.share / records, team.share % records};
 
-    const auto chunks_of = [&](int record) { return min(CHUNKS, chunks - record * CHUNKS); };
+    const auto chunks_of = [&](int record) {
+        return Format::WHOLE_RECORDS ? CHUNKS : min(CHUNKS, chunks - record * CHUNKS);
+    };
     // Where the codes of the record at a place are.
     const auto open = [&](const Place &at) {
         const Part part = p.part(at.task, team.half);
@@ -179,8 +187,14 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     wait_for_previous_kernel();
 
     // The first operands. `x_end` has the columns that are left of a record, as this lane counts them.
-    const int x_step = 8 * p.cols, x_lane = group * p.cols + lane % 4 * Format::Columns::RUN;
-    const int rows_left = 2 * p.n - group;
+    const int x_lane = lane % 4 * Format::Columns::RUN;
+    int x_row[TILES];
+#pragma unroll
+    for (int nth = 0; nth < TILES; nth++) {
+        const int row = group + 8 * nth;
+        x_row[nth] = (REPEATS ? min(row, 2 * p.n - 1) : row) * p.cols;
+    }
+    const int rows_left = REPEATS ? 8 * TILES : 2 * p.n - group;
     const auto x_of = [&](const Place &at) {
         return x_lane + (DOWN ? at.slot * 2 * p.cols : 0) + at.record * CHUNKS * tiles::CHUNK;
     };
@@ -195,8 +209,9 @@ __device__ __forceinline__ void product(const Product &p, const Routing &routing
     int x_end = x_end_of(current);
     const auto load_x = [&](Operand &to, int from, int end, int place) {
         const int chunk = place / TILES, nth = place % TILES;
-        if (TILES == 1 || 8 * nth < rows_left) {
-            Format::Columns::load(to, p.x + uint32_t(from + nth * x_step), chunk * tiles::CHUNK, end);
+        if constexpr (MIXES) to.clear();
+        if (REPEATS || TILES == 1 || 8 * nth < rows_left) {
+            Format::Columns::load(to, p.x + uint32_t(from + x_row[nth]), chunk * tiles::CHUNK, end);
         }
     };
 #pragma unroll

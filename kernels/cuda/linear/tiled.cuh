@@ -5,6 +5,7 @@
 //                            at once, by groups of four rows of x: what 128 registers hold
 //   scale_sets               records whose scales are in registers, those on their way among them; two records of codes
 //                            always have both
+//   overlaps, repeats        OVERLAP and REPEATS of product.cuh by the same groups: what registers allow and what was faster
 //   BLOCKS, HAS_MINIMUM      scales of a chunk; whether a block has a minimum besides
 //   WHOLE_RECORDS            whether there are always multiples of 256 columns
 //   PAIRED_AHEAD, IN_PLACE   as `ahead`, for the kernel of paired.cuh (1, 2 or 4); whether codes are A registers as they
@@ -44,6 +45,8 @@ struct ScaleWords {
 template <class Layout> struct Tiled : Layout {
     static constexpr bool HAS_MINIMUM = false, WHOLE_RECORDS = false, IN_PLACE = false;
     static constexpr int PAIRED_AHEAD = 4;
+    __host__ __device__ static constexpr bool overlaps(int groups) { return groups <= 2; }
+    __host__ __device__ static constexpr bool repeats(int groups) { return groups > 1; }
     using Columns = RunsOfEight;
 
     // What a record's scales are to be before those of its chunks are taken.

@@ -74,8 +74,9 @@ fn products_are_those_of_the_weights_and_ignore_the_other_rows() {
             let matrix = upload(&gpu, &case);
             let x = normals(1, 64 * cols);
             let expected = product(&case, &x);
-            let run = |first: usize, n: usize| {
-                let device_x = upload_split(&gpu, &x[first * cols..][..n * cols], cols);
+            let run_on = |x: &[f32]| {
+                let n = x.len() / cols;
+                let device_x = upload_split(&gpu, x, cols);
                 let out = buffer(&gpu, n * 90 * 4);
                 let matrices = [Matrix { weights: matrix.slice(), rows: 90, bias: None, column: 0 }];
                 let call = Linear {
@@ -91,17 +92,25 @@ fn products_are_those_of_the_weights_and_ignore_the_other_rows() {
                 linear(&gpu, &call).unwrap();
                 read_f32(&gpu, &out, n * 90)
             };
-            let all = run(0, 64);
+            let all = run_on(&x);
             let error = relative_error(&all, &expected);
             assert!(error < TOLERANCE, "{:?} of {cols} columns: {error}", case.layout);
-            for n in [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33] {
+            for n in [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64] {
+                let what = format!("{:?} of {cols} columns, {n} rows", case.layout);
                 let first = 64 - n;
-                assert_eq!(
-                    bits(&run(first, n)),
-                    bits(&all[first * 90..]),
-                    "{:?} of {cols} columns, {n} rows",
-                    case.layout
-                );
+                let mut last_rows = x[first * cols..].to_vec();
+                assert_eq!(bits(&run_on(&last_rows)), bits(&all[first * 90..]), "{what}");
+                // Nor does a row that is not finite reach its neighbours.
+                let wild = n / 2;
+                last_rows[wild * cols..][..cols].fill(f32::INFINITY);
+                let beside = run_on(&last_rows);
+                for row in (0..n).filter(|row| *row != wild) {
+                    assert_eq!(
+                        bits(&beside[row * 90..][..90]),
+                        bits(&all[(first + row) * 90..][..90]),
+                        "{what}: row {row} beside one of infinities"
+                    );
+                }
             }
         }
     }
