@@ -35,7 +35,7 @@ Examples:
   ironloom bench model.gguf --device cuda --profile";
 
 const ADVICE: &str =
-    "give smaller -p, -n or -d, hold the weights in fewer bits (--weights int4) or close other programs";
+    "give smaller -p, -n or -d, hold the weights in fewer bits (--weights int4), free memory or raise --memory-budget";
 
 /// Measure the speed of prompts and of generation
 #[derive(clap::Args)]

@@ -7,7 +7,8 @@ use ironloom_lm::Config;
 /// A context is not shortened below this without being asked to.
 const SHORTEST: usize = 512;
 
-const ADVICE: &str = "use a shorter --context, hold the weights in fewer bits (--weights int4) or close other programs";
+const ADVICE: &str =
+    "use a shorter --context, hold the weights in fewer bits (--weights int4), free memory or raise --memory-budget";
 
 /// The context to open: the one `asked` for, or else the model's own or the longest power of two below it that fits.
 ///

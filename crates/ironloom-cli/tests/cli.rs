@@ -225,7 +225,8 @@ fn wrong_usage_has_its_own_exit_code() {
     ironloom(&["tokenize", &llama(), "--decode", "1,9999"]).refused(2, &["9999", "271"]);
     ironloom(&["bench", &llama(), "-p", "4096"]).refused(2, &["pp4096", "context of 128"]);
     ironloom(&["bench", &llama(), "-p", "0", "-n", "0"]).refused(2, &["nothing to measure"]);
-    ironloom(&["bench", &llama(), "-p", "8", "--memory-budget", "1000"]).refused(1, &["plan (weights", "1000 B", "-d"]);
+    ironloom(&["bench", &llama(), "-p", "8", "--memory-budget", "1000"])
+        .refused(1, &["plan (weights", "1000 B", "-d", "raise --memory-budget"]);
     assert_eq!(ironloom(&[]).code, 2);
     assert_eq!(ironloom(&["walk"]).code, 2);
 }
