@@ -25,6 +25,7 @@ use crate::{
     interrupt,
     loading::{Opened, Weights},
     machine::DeviceOption,
+    memory::advice,
 };
 
 const EXAMPLES: &str = "\
@@ -34,8 +35,7 @@ Examples:
   ironloom bench model.gguf -p 0 -n 64 --weights nf4 --json
   ironloom bench model.gguf --device cuda --profile";
 
-const ADVICE: &str =
-    "give smaller -p, -n or -d, hold the weights in fewer bits (--weights int4), free memory or raise --memory-budget";
+const ADVICE: &str = advice!("give smaller -p, -n or -d");
 
 /// Measure the speed of prompts and of generation
 #[derive(clap::Args)]

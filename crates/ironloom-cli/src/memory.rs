@@ -7,8 +7,13 @@ use ironloom_lm::Config;
 /// A context is not shortened below this without being asked to.
 const SHORTEST: usize = 512;
 
-const ADVICE: &str =
-    "use a shorter --context, hold the weights in fewer bits (--weights int4), free memory or raise --memory-budget";
+/// What a command advises first where its plan does not fit, and what helps with any model.
+macro_rules! advice {
+    ($first:literal) => {
+        concat!($first, ", hold the weights in fewer bits (--weights int4), free memory or raise --memory-budget")
+    };
+}
+pub(crate) use advice;
 
 /// The context to open: the one `asked` for, or else the model's own or the longest power of two below it that fits.
 ///
@@ -29,7 +34,7 @@ pub(crate) fn choose_context(
     while asked.is_none() && context > SHORTEST && plan(context).total() > available {
         context = (1 << (context - 1).ilog2()).max(SHORTEST);
     }
-    plan(context).check(available, ADVICE)?;
+    plan(context).check(available, advice!("use a shorter --context"))?;
     Ok(context)
 }
 
